@@ -1,0 +1,112 @@
+//! Test tiers and the demonstration. Each tier says what it needs and fails loudly without it.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+
+use crate::{bpf, check, run};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Tiers to run, in this order: check, unit, kernel, e2e, demo. All when none is named.
+    tiers: Vec<String>,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct DemoArgs {
+    /// Leave the two nodes running and say how to look around.
+    #[arg(long)]
+    keep: bool,
+    /// Remove what `--keep` left.
+    #[arg(long, conflicts_with = "keep")]
+    clean: bool,
+}
+
+type Tier = (&'static str, fn() -> Result<()>);
+const TIERS: &[Tier] =
+    &[("check", || check::run(&check::Args::default())), ("unit", unit), ("kernel", kernel), ("e2e", e2e), ("demo", || demo(&DemoArgs { keep: false, clean: false }))];
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let known: Vec<_> = TIERS.iter().map(|t| t.0).collect();
+    if let Some(unknown) = args.tiers.iter().find(|t| !known.contains(&t.as_str())) {
+        bail!("no tier {unknown}; there are: {}", known.join(", "));
+    }
+    let mut summary = Vec::new();
+    let mut failed = Vec::new();
+    for (name, tier) in TIERS {
+        if !args.tiers.is_empty() && !args.tiers.iter().any(|t| t == name) {
+            continue;
+        }
+        println!("== {name}");
+        let start = Instant::now();
+        let result = tier();
+        let word = if result.is_ok() { "ok" } else { "FAILED" };
+        summary.push(format!("tier {name}: {word} in {:.0} s", start.elapsed().as_secs_f32()));
+        if let Err(e) = result {
+            println!("{name}: {e:#}");
+            failed.push(*name);
+            // What follows would fail for the same reason and hide it.
+            break;
+        }
+    }
+    println!("== summary");
+    for line in &summary {
+        println!("{line}");
+    }
+    if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
+}
+
+/// Unit and property tests of every crate: no root, no BPF toolchain.
+fn unit() -> Result<()> {
+    cargo_test(&["--workspace", "--exclude", "flowloom-tests-netns", "--exclude", "flowloom-tests-e2e"])
+}
+
+/// Programs, maps and namespaces of the real kernel.
+fn kernel() -> Result<()> {
+    root_needed()?;
+    bpf::build()?;
+    cargo_test(&["-p", "flowloom-tests-netns"])
+}
+
+/// Whole binaries; nodes are namespaces.
+fn e2e() -> Result<()> {
+    binaries()?;
+    cargo_test(&["-p", "flowloom-tests-e2e"])
+}
+
+pub(crate) fn demo(args: &DemoArgs) -> Result<()> {
+    binaries()?;
+    let mut command = run::command(&run::cargo(), &["run", "--quiet", "--locked", "--package", "flowloom-tests-e2e", "--bin", "flowloom-demo", "--"]);
+    if args.keep {
+        command.arg("--keep");
+    }
+    if args.clean {
+        command.arg("--clean");
+    }
+    run::succeed(command.env("FLOWLOOM_BIN_DIR", bin_dir()))
+}
+
+/// Builds the programs, then the binaries that embed them.
+fn binaries() -> Result<()> {
+    root_needed()?;
+    bpf::build()?;
+    run::succeed(&mut run::command(
+        &run::cargo(),
+        &["build", "--quiet", "--locked", "-p", "flowloom-agent", "-p", "flowloom-cni", "-p", "flowloom"],
+    ))
+}
+
+fn bin_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| run::root().join("target"), PathBuf::from).join("debug")
+}
+
+fn cargo_test(args: &[&str]) -> Result<()> {
+    let mut command = run::command(&run::cargo(), &["test", "--locked", "--quiet"]);
+    run::succeed(command.args(args).env("FLOWLOOM_BIN_DIR", bin_dir()))
+}
+
+fn root_needed() -> Result<()> {
+    let id = run::output(&mut run::command("id", &["-u"]))?;
+    if id.trim() == "0" { Ok(()) } else { bail!("this tier makes namespaces and loads programs: run it as root") }
+}
