@@ -39,7 +39,9 @@ impl Addr {
     #[must_use]
     pub const fn is_v4(&self) -> bool {
         let a = &self.0;
-        (a[0] | a[1] | a[2] | a[3] | a[4] | a[5] | a[6] | a[7] | a[8] | a[9]) == 0 && a[10] == 0xff && a[11] == 0xff
+        (a[0] | a[1] | a[2] | a[3] | a[4] | a[5] | a[6] | a[7] | a[8] | a[9]) == 0
+            && a[10] == 0xff
+            && a[11] == 0xff
     }
 
     /// The last four bytes: the IPv4 address when [`Self::is_v4`].

@@ -26,7 +26,10 @@ pub struct CtKey {
 }
 crate::assert_layout!(CtKey, 44);
 
-/// One direction's decision. Current when revision and generation equal the endpoint's and the VPC's; zero revision = never decided.
+/// One direction's decision; zero revision = never decided.
+///
+/// Current when revision **and** slot equal the endpoint's and the generation equals the VPC's. The slot is compared too because an array
+/// write is not atomic: a program that catches it half way may pair the new revision with the old slot, and that pair must never become current.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct CtDecision {
@@ -34,6 +37,8 @@ pub struct CtDecision {
     pub revision: u32,
     /// ipcache generation of the VPC it was decided under.
     pub generation: u32,
+    /// Policy slot it was read from.
+    pub slot: u32,
     /// Rule that decided, 0 = default.
     pub rule: u32,
     /// [`crate::verdict`], 0 = never decided.
@@ -43,7 +48,7 @@ pub struct CtDecision {
     /// Zero.
     pub pad: [u8; 2],
 }
-crate::assert_layout!(CtDecision, 16);
+crate::assert_layout!(CtDecision, 20);
 
 /// Value of `conntrack` and `conntrack_new`. Changed through the pointer only.
 #[repr(C)]
@@ -84,7 +89,7 @@ pub struct CtEntry {
     /// Zero.
     pub pad2: [u8; 6],
 }
-crate::assert_layout!(CtEntry, 136);
+crate::assert_layout!(CtEntry, 144);
 
 /// Flags of a [`CtEntry`].
 pub mod ct_flags {

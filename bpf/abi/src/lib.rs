@@ -5,16 +5,19 @@
 //! Any change of a size, a field's meaning or a constant bumps [`ABI_VERSION`]; `cargo xtask check abi` compares the
 //! recorded layout and fails when one moves without the other.
 #![cfg_attr(not(feature = "user"), no_std)]
-#![forbid(unsafe_code)]
+#![cfg_attr(not(feature = "user"), forbid(unsafe_code))]
+#![deny(unsafe_code)]
 
 mod addr;
 mod conntrack;
 mod event;
 mod maps;
+#[cfg(feature = "user")]
+mod pod;
 mod policy;
 mod reason;
 
-pub use addr::{Addr, FAMILY_V4, FAMILY_V6};
+pub use addr::{Addr, FAMILY_V4, FAMILY_V6, V4_PREFIX_BITS};
 pub use conntrack::*;
 pub use event::*;
 pub use maps::*;

@@ -42,6 +42,30 @@ pub mod map_name {
     pub const CONFIG: &str = "fl_config";
     /// Per-CPU scratch, never pinned.
     pub const SCRATCH: &str = "fl_scratch";
+    /// One [`crate::TraceLog`] (array), never pinned.
+    pub const TRACE: &str = "fl_trace";
+
+    /// Every map that is pinned and shared between loads, in no particular order.
+    pub const PINNED: [&str; 18] = [
+        DEVICES,
+        ENDPOINTS,
+        ADDRESSES,
+        IPCACHE,
+        VPCS,
+        VNIS,
+        POLICY,
+        CONNTRACK_NEW,
+        CONNTRACK,
+        QUOTAS,
+        NODES,
+        FRAGMENTS,
+        TRAFFIC,
+        DROPS,
+        RULE_HITS,
+        EVENTS,
+        RATES,
+        CONFIG,
+    ];
 }
 
 /// Size of `endpoints` and `traffic`: local endpoints of one node, ids 1..=4095.
@@ -56,10 +80,24 @@ pub const MAX_IPCACHE: u32 = 262_144;
 pub const MAX_VPCS: u32 = 4096;
 /// Most distinct compiled policies on a node.
 pub const MAX_SLOTS: u32 = 16_384;
-/// Default size of `conntrack` (136 + 44 bytes each, preallocated); the loader may set another.
+/// Default size of `conntrack` (144 + 44 bytes each, preallocated); the loader may set another.
 pub const MAX_CONNTRACK: u32 = 131_072;
 /// Default size of `conntrack_new`.
 pub const MAX_CONNTRACK_NEW: u32 = 32_768;
+/// Size of `quotas`: every endpoint and every VPC.
+pub const MAX_QUOTAS: u32 = 8192;
+/// Size of `nodes`.
+pub const MAX_NODES: u32 = 16_384;
+/// Size of `fragments`.
+pub const MAX_FRAGMENTS: u32 = 8192;
+/// Size of `drops`.
+pub const MAX_DROPS: u32 = 16_384;
+/// Size of `rule_hits`.
+pub const MAX_RULE_HITS: u32 = 16_384;
+/// Size of `rates`.
+pub const MAX_RATES: u32 = 8192;
+/// Bytes of the ring buffer of events.
+pub const EVENTS_BYTES: u32 = 1 << 20;
 
 /// Value of `devices`.
 #[repr(C)]
@@ -216,6 +254,10 @@ pub mod peer_flags {
     pub const BLACKHOLE: u32 = 16;
     /// Inside a subnet of the VPC, but nobody has it.
     pub const UNASSIGNED: u32 = 32;
+    /// An address of this node (underlay, or a gateway of the VPC). Ask this flag, not the identity: an address that rule CIDRs cover has a user identity.
+    pub const HOST: u32 = 64;
+    /// An underlay address of another node; same remark.
+    pub const REMOTE_NODE: u32 = 128;
 }
 
 /// Value of `vpcs`.

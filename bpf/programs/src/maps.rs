@@ -1,0 +1,80 @@
+//! Every map of `flowloom_bpf_abi::map_name`, declared once.
+
+use aya_ebpf::Global;
+use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
+use aya_ebpf::btf_maps::{
+    Array, HashMap, HashOfMaps, LpmTrie, LruHashMap, LruPerCpuHashMap, PerCpuArray, PerCpuHashMap, RingBuf,
+};
+use aya_ebpf::macros::btf_map;
+use flowloom_bpf_abi as abi;
+
+const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
+
+/// Set to 1 by the loader of a trace: no map but `fl_trace` is written.
+#[unsafe(no_mangle)]
+pub static DRY_RUN: Global<u32> = Global::new(0);
+
+#[btf_map(name = "fl_devices")]
+pub static DEVICES: HashMap<u32, abi::DeviceRecord, { abi::MAX_DEVICES as usize }> = HashMap::new();
+
+#[btf_map(name = "fl_endpoints")]
+pub static ENDPOINTS: Array<abi::EndpointRecord, { abi::MAX_ENDPOINTS as usize }> = Array::new();
+
+#[btf_map(name = "fl_addresses")]
+pub static ADDRESSES: HashMap<abi::AddressKey, abi::AddressRecord, { abi::MAX_ADDRESSES as usize }> =
+    HashMap::new();
+
+#[btf_map(name = "fl_ipcache")]
+pub static IPCACHE: LpmTrie<[u8; 20], abi::PeerRecord, { abi::MAX_IPCACHE as usize }> = LpmTrie::new();
+
+#[btf_map(name = "fl_vpcs")]
+pub static VPCS: HashMap<u32, abi::VpcRecord, { abi::MAX_VPCS as usize }> = HashMap::new();
+
+#[btf_map(name = "fl_vnis")]
+pub static VNIS: HashMap<u32, u32, { abi::MAX_VPCS as usize }> = HashMap::new();
+
+/// Template of the inner maps: user space makes them as large as they need to be.
+pub type PolicyInner = LpmTrie<[u8; 8], abi::PolicyValue, { abi::POLICY_MIN_ENTRIES as usize }>;
+
+#[btf_map(name = "fl_policy")]
+pub static POLICY: HashOfMaps<u32, PolicyInner, { abi::MAX_SLOTS as usize }> = HashOfMaps::new();
+
+#[btf_map(name = "fl_ct_new")]
+pub static CONNTRACK_NEW: LruHashMap<abi::CtKey, abi::CtEntry, { abi::MAX_CONNTRACK_NEW as usize }> =
+    LruHashMap::new();
+
+#[btf_map(name = "fl_conntrack")]
+pub static CONNTRACK: HashMap<abi::CtKey, abi::CtEntry, { abi::MAX_CONNTRACK as usize }> = HashMap::new();
+
+#[btf_map(name = "fl_quotas")]
+pub static QUOTAS: HashMap<abi::QuotaKey, abi::QuotaValue, { abi::MAX_QUOTAS as usize }> = HashMap::new();
+
+#[btf_map(name = "fl_nodes")]
+pub static NODES: HashMap<abi::Addr, abi::NodeRecord, { abi::MAX_NODES as usize }, NO_PREALLOC> = HashMap::new();
+
+#[btf_map(name = "fl_fragments")]
+pub static FRAGMENTS: LruHashMap<abi::FragKey, abi::FragValue, { abi::MAX_FRAGMENTS as usize }> = LruHashMap::new();
+
+#[btf_map(name = "fl_traffic")]
+pub static TRAFFIC: PerCpuArray<abi::TrafficCounters, { abi::MAX_ENDPOINTS as usize }> = PerCpuArray::new();
+
+#[btf_map(name = "fl_drops")]
+pub static DROPS: PerCpuHashMap<abi::DropKey, abi::Counter, { abi::MAX_DROPS as usize }> = PerCpuHashMap::new();
+
+#[btf_map(name = "fl_rule_hits")]
+pub static RULE_HITS: LruPerCpuHashMap<u32, abi::Counter, { abi::MAX_RULE_HITS as usize }> = LruPerCpuHashMap::new();
+
+#[btf_map(name = "fl_events")]
+pub static EVENTS: RingBuf<abi::Event, { abi::EVENTS_BYTES as usize }> = RingBuf::new();
+
+#[btf_map(name = "fl_rates")]
+pub static RATES: LruHashMap<abi::RateKey, abi::RateValue, { abi::MAX_RATES as usize }> = LruHashMap::new();
+
+#[btf_map(name = "fl_config")]
+pub static CONFIG: Array<abi::NodeConfig, 1> = Array::new();
+
+#[btf_map(name = "fl_scratch")]
+pub static SCRATCH: PerCpuArray<[u64; 256], 1> = PerCpuArray::new();
+
+#[btf_map(name = "fl_trace")]
+pub static TRACE: Array<abi::TraceLog, 1> = Array::new();

@@ -1,0 +1,128 @@
+//! Builds the BPF object from source.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, bail};
+
+const TARGET: &str = "bpfel-unknown-none";
+const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
+const HINT: &str = "to build the BPF programs install one of\n  \
+    rustup:  rustup toolchain install nightly --component rust-src && cargo install bpf-linker --version 0.13.0\n  \
+    Debian:  apt-get install rustc-web rust-web-src llvm-22-dev && LLVM_PREFIX=/usr/lib/llvm-22 cargo install \
+    bpf-linker --version 0.13.0 --no-default-features --features llvm-22";
+
+/// The workspace's root folder.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
+/// Where the object is written.
+#[must_use]
+pub fn object_path() -> PathBuf {
+    target_dir().join("bpf/flowloom.o")
+}
+
+/// A compiler that can build `core` for the BPF target.
+enum Toolchain {
+    /// rustup's nightly with rust-src.
+    Nightly,
+    /// Debian's rustc with its own library source.
+    Debian,
+}
+
+fn succeeds(command: &mut Command) -> Option<String> {
+    let out = command.output().ok().filter(|o| o.status.success())?;
+    Some(String::from_utf8_lossy(&out.stdout).trim().to_owned())
+}
+
+fn has_source(sysroot: &str) -> bool {
+    Path::new(sysroot).join("lib/rustlib/src/rust/library/core/Cargo.toml").exists()
+}
+
+fn find_toolchain() -> anyhow::Result<Toolchain> {
+    let nightly = succeeds(Command::new("rustup").args(["run", "nightly", "rustc", "--print", "sysroot"]));
+    if nightly.is_some_and(|s| has_source(&s)) {
+        return Ok(Toolchain::Nightly);
+    }
+    let debian = succeeds(Command::new(DEBIAN_RUSTC).args(["--print", "sysroot"]));
+    if debian.is_some_and(|s| has_source(&s)) {
+        return Ok(Toolchain::Debian);
+    }
+    bail!("no compiler with the source of its library was found; {HINT}")
+}
+
+/// Builds the programs and puts the object at [`object_path`].
+///
+/// # Errors
+/// When no toolchain is found (the message says what to install) or the build fails.
+pub fn build() -> anyhow::Result<PathBuf> {
+    if succeeds(Command::new("bpf-linker").arg("--version")).is_none() {
+        bail!("bpf-linker was not found in PATH; {HINT}");
+    }
+    let programs = root().join("bpf/programs");
+    let build_dir = target_dir().join("bpf-build");
+    let mut cargo = match find_toolchain()? {
+        Toolchain::Nightly => {
+            let mut c = Command::new("rustup");
+            c.args(["run", "nightly", "cargo"]);
+            c
+        }
+        Toolchain::Debian => {
+            let mut c = Command::new("cargo");
+            c.env("RUSTC", DEBIAN_RUSTC).env("RUSTC_BOOTSTRAP", "1");
+            c
+        }
+    };
+    // The caller's flags and wrappers are meant for the host.
+    for name in [
+        "RUSTFLAGS",
+        "CARGO_ENCODED_RUSTFLAGS",
+        "RUSTC_WRAPPER",
+        "RUSTC_WORKSPACE_WRAPPER",
+        "CARGO_BUILD_TARGET",
+    ] {
+        cargo.env_remove(name);
+    }
+    let flags = ["-Cdebuginfo=2", "-Ctarget-cpu=v3", "-Clinker=bpf-linker", "-Clink-arg=--btf"];
+    let encoded: OsString = flags.join("\u{1f}").into();
+    let status = cargo
+        .current_dir(&programs)
+        .env("CARGO_ENCODED_RUSTFLAGS", encoded)
+        .env("CARGO_TARGET_DIR", &build_dir)
+        .args(["build", "--release", "--locked", "--target", TARGET, "-Z", "build-std=core"])
+        .status()
+        .context("cannot run cargo for the BPF programs")?;
+    if !status.success() {
+        bail!("the BPF programs do not build (see above)");
+    }
+    let built = build_dir.join(TARGET).join("release/flowloom");
+    let object = object_path();
+    if let Some(dir) = object.parent() {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    }
+    let bytes = std::fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
+    // An unchanged object keeps its time: nothing that embeds it is built again.
+    if std::fs::read(&object).ok().as_deref() != Some(&bytes[..]) {
+        std::fs::write(&object, &bytes).with_context(|| format!("cannot write {}", object.display()))?;
+    }
+    println!("{} ({} bytes)", object.display(), bytes.len());
+    Ok(object)
+}
+
+/// Arguments of `cargo xtask bpf`.
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+/// `cargo xtask bpf`.
+///
+/// # Errors
+/// As [`build`].
+pub fn run(_args: Args) -> anyhow::Result<()> {
+    build().map(|_| ())
+}
