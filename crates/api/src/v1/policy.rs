@@ -1,0 +1,184 @@
+//! Policies: entries in the kernel, rules with hits, explanations and waiting.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Direction, Named, Verdict};
+
+/// Answer of `GET /v1/policy/entries`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyEntryList {
+    /// One per slot in force for the endpoint (or for all).
+    pub slots: Vec<PolicySlotEntries>,
+}
+
+/// A compiled policy as the kernel holds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicySlotEntries {
+    /// Slot number.
+    pub slot: u32,
+    /// Direction it judges.
+    pub direction: Direction,
+    /// Endpoints (`vpc/name`) that use it.
+    pub endpoints: Vec<String>,
+    /// Entries by identity, protocol and port.
+    pub entries: Vec<PolicyEntry>,
+}
+
+/// One entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyEntry {
+    /// Peer: the identity's number, and its labels or CIDRs in one line (`any` for 0).
+    pub peer: Named,
+    /// `any`, `tcp`, `udp`, `icmp`, `icmpv6`, `sctp` or a number.
+    pub protocol: String,
+    /// `any`, `80`, `8080-8087`; for ICMP `type` or `type/code`.
+    pub ports: String,
+    /// Verdict.
+    pub verdict: Verdict,
+    /// Rule that decided (`vpc/group/rule`); `default` with number 0.
+    pub rule: Named,
+    /// The higher one decides.
+    pub precedence: u32,
+    /// New connections are recorded.
+    pub log: bool,
+    /// Replies are judged on their own.
+    pub stateless: bool,
+}
+
+/// Answer of `GET /v1/policy/rules`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleList {
+    /// Rules in use on this node.
+    pub rules: Vec<RuleHits>,
+}
+
+/// How often a rule decided.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleHits {
+    /// `vpc/group/rule`.
+    pub rule: Named,
+    /// New connections it decided.
+    pub hits: u64,
+    /// Bytes of the packets it decided on.
+    pub bytes: u64,
+}
+
+/// Body of `POST /v1/policy/explain`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExplainRequest {
+    /// VPC both sides are in.
+    pub vpc: String,
+    /// An endpoint's name or an address.
+    pub from: String,
+    /// An endpoint's name or an address.
+    pub to: String,
+    /// `tcp`, `udp`, `icmp` (the family's), `sctp` or a number.
+    pub protocol: String,
+    /// Destination port.
+    #[serde(default)]
+    pub port: Option<u16>,
+    /// ICMP type; 8 or 128 (echo request) when absent.
+    #[serde(default)]
+    pub icmp_type: Option<u8>,
+    /// ICMP code; 0 when absent.
+    #[serde(default)]
+    pub icmp_code: Option<u8>,
+    /// 4 or 6, for endpoints with both; 4 first when absent.
+    #[serde(default)]
+    pub family: Option<u8>,
+}
+
+/// Answer of `POST /v1/policy/explain`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// Both directions together.
+    pub verdict: Verdict,
+    /// One sentence.
+    pub summary: String,
+    /// The sender's side, when the sender is an endpoint the document names.
+    pub egress: Option<Judgement>,
+    /// The receiver's side, when the receiver is an endpoint the document names.
+    pub ingress: Option<Judgement>,
+}
+
+/// One direction's decision.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Judgement {
+    /// `vpc/name` of the endpoint whose policy it is.
+    pub endpoint: String,
+    /// Whether that endpoint is on this node (its policy is enforced here).
+    pub local: bool,
+    /// Direction.
+    pub direction: Direction,
+    /// Verdict.
+    pub verdict: Verdict,
+    /// Deciding rule (`vpc/group/rule`); absent when the default decided.
+    pub rule: Option<Named>,
+    /// Why: the rule in words, or why the default applied.
+    pub why: String,
+    /// Who the peer is taken for.
+    pub peer: PeerInfo,
+    /// What the live maps of this node say, for a local endpoint.
+    pub kernel: Option<KernelAnswer>,
+    /// Rules of the direction in the order they were tried, up to the deciding one.
+    pub considered: Vec<ConsideredRule>,
+}
+
+/// Who a peer is taken for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerInfo {
+    /// The address judged.
+    pub address: String,
+    /// Identity number on this node.
+    pub identity: u32,
+    /// `vpc/name` when it is an endpoint.
+    pub endpoint: Option<String>,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// CIDRs of rules that cover it.
+    pub cidrs: Vec<String>,
+}
+
+/// What the live maps say.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelAnswer {
+    /// Verdict; absent when no entry answers (failed closed).
+    pub verdict: Option<Verdict>,
+    /// Rule.
+    pub rule: Named,
+    /// Slot asked.
+    pub slot: u32,
+    /// Identity found in the ipcache.
+    pub identity: u32,
+}
+
+/// A rule that was tried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConsideredRule {
+    /// `vpc/group/rule`.
+    pub rule: String,
+    /// Tier: the lower one first.
+    pub tier: u8,
+    /// Priority: the lower number first.
+    pub priority: u16,
+    /// `allow`, `drop`, `reject`, `log`, `pass`.
+    pub action: String,
+    /// Whether it matched.
+    pub matched: bool,
+    /// Why not (or why).
+    pub why: String,
+}
+
+/// Answer of `GET /v1/policy/wait`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyWait {
+    /// Document generation in force.
+    pub generation: u64,
+    /// Revision in force of the endpoint asked for, else 0.
+    pub revision: u32,
+    /// Microseconds waited.
+    pub waited_us: u64,
+}
