@@ -1,6 +1,24 @@
 //! World to plans, diff and explain. Pure: no I/O, no clock, no randomness that is not passed in.
 #![forbid(unsafe_code)]
 
+mod compile;
+mod condition;
+mod diff;
+mod explain;
+mod lookup;
+mod numbers;
+mod ops;
 mod plan;
+mod policy;
+mod spec;
 
+pub use compile::*;
+pub use condition::*;
+pub use diff::*;
+pub use explain::*;
+pub use lookup::lookup;
+pub use numbers::Numbers;
+pub use ops::*;
 pub use plan::*;
+pub use policy::*;
+pub use spec::*;

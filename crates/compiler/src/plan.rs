@@ -9,6 +9,8 @@ use flowloom_model::{EndpointKey, GroupName, Labels, Mac, NodeName, RuleName, Vp
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::{CompiledPolicy, reserved_facts};
+
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -68,11 +70,14 @@ pub struct IdentityFacts {
     pub endpoint: Option<EndpointFacts>,
     /// Reserved kind it is also (host, remote-node), 0 = none.
     pub reserved: u32,
-    /// The rule CIDRs (and entity prefixes, subnets) in use that cover the address.
+    /// Whether the address lies in a subnet of the VPC (entities `cluster` and `world`).
+    pub inside: bool,
+    /// The prefixes in use by rules (CIDRs, exceptions, those that entities stand for) that cover the address.
     pub cidrs: BTreeSet<IpNet>,
 }
 
-/// What rules may ask of an endpoint peer.
+/// What rules of the VPC ask of an endpoint peer: labels whose key some selector names, groups that some rule names,
+/// ports that some egress rule names. What no rule asks splits no identity.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct EndpointFacts {
     /// Labels.
@@ -104,7 +109,7 @@ pub struct VpcPlan {
     pub name: VpcName,
     /// Whether its traffic may use the host's stack.
     pub default: bool,
-    /// Its gateway addresses (every node answers for them) with subnet prefix.
+    /// Its gateway addresses (every node answers for them).
     pub gateways: BTreeSet<IpAddr>,
     /// Its subnets.
     pub subnets: BTreeSet<IpNet>,
@@ -121,7 +126,7 @@ pub struct EndpointPlan {
     pub vpc: VpcId,
     /// Addresses.
     pub ips: Vec<IpAddr>,
-    /// Prefix lengths of its subnet, per address.
+    /// Its subnet's CIDR that holds the address, per address.
     pub subnets: Vec<IpNet>,
     /// Gateways, one per family.
     pub gateways: Vec<IpAddr>,
@@ -129,33 +134,74 @@ pub struct EndpointPlan {
     pub mac: Mac,
     /// Whether `mac` was given by the user.
     pub mac_pinned: bool,
-    /// Identity.
+    /// Identity of its first address, for display. Each address has its own in the ipcache (rule CIDRs may cover one
+    /// family and not the other), and only that one may be judged.
     pub identity: Identity,
     /// Slot of its egress policy.
     pub egress_slot: PolicySlot,
     /// Slot of its ingress policy.
     pub ingress_slot: PolicySlot,
+    /// Policy revision, never 0: grows when a slot changes, unique on the node, never handed out twice.
+    pub revision: u32,
     /// `allow_localhost: policy`.
     pub judge_host: bool,
     /// MTU asked for by its subnet.
     pub mtu: Option<u16>,
 }
 
+/// An underlay address.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NodeAddress {
+    /// Whose it is.
+    pub node: NodeName,
+    /// Whether that is this node. In the default VPC such an address is the host's.
+    pub local: bool,
+    /// The node's tunnel endpoint as this node sees it.
+    pub tunnel: IpAddr,
+}
+
 /// Everything the maps of one node must hold.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct NodePlan {
-    /// VPCs that have a local endpoint or the default VPC.
+    /// VPCs that have a local endpoint, and the default VPC.
     pub vpcs: BTreeMap<VpcId, VpcPlan>,
     /// Peers by (VPC, prefix).
     pub ipcache: BTreeMap<(VpcId, IpNet), Peer>,
     /// Local endpoints.
     pub endpoints: BTreeMap<EndpointKey, EndpointPlan>,
-    /// Policies by slot.
-    pub policies: BTreeMap<PolicySlot, Arc<PolicyEntries>>,
-    /// Underlay addresses: (address) -> (node, local).
-    pub nodes: BTreeMap<IpAddr, (NodeName, bool)>,
+    /// Policies by slot. The contents of an inner map are [`NodePlan::entries`]: rules here, peers in `identities`.
+    pub policies: BTreeMap<PolicySlot, Arc<CompiledPolicy>>,
+    /// Underlay addresses.
+    pub nodes: BTreeMap<IpAddr, NodeAddress>,
     /// Names of rule numbers.
     pub rules: BTreeMap<RuleId, RuleRef>,
-    /// Facts of identity numbers.
-    pub identities: BTreeMap<Identity, IdentityFacts>,
+    /// Facts of the identities in use, from 256. Reserved numbers (`flowloom_bpf_abi::identity`) are not listed: they mean the same in every VPC.
+    pub identities: BTreeMap<Identity, Arc<IdentityFacts>>,
+}
+
+impl NodePlan {
+    /// What the inner map of a slot must hold: the any-identity entries and those of every identity in use in its VPC.
+    /// Empty for a slot that the plan does not have.
+    #[must_use]
+    pub fn entries(&self, slot: PolicySlot) -> PolicyEntries {
+        let Some(policy) = self.policies.get(&slot) else { return PolicyEntries::new() };
+        let mut entries = policy.any_entries().clone();
+        for (identity, facts) in reserved_facts(&policy.spec().vpc) {
+            entries.extend(policy.identity_entries(identity, &facts));
+        }
+        for (identity, facts) in self.identities.iter().filter(|(_, f)| f.vpc == policy.spec().vpc) {
+            entries.extend(policy.identity_entries(*identity, facts));
+        }
+        entries
+    }
+
+    /// The peer that the longest covering prefix names, as the kernel's lookup does.
+    #[must_use]
+    pub fn peer(&self, vpc: VpcId, ip: IpAddr) -> Option<(IpNet, Peer)> {
+        let bits = if ip.is_ipv4() { 32 } else { 128 };
+        (0..=bits).rev().find_map(|len| {
+            let net = IpNet::new(ip, len).ok()?.trunc();
+            self.ipcache.get(&(vpc, net)).map(|peer| (net, *peer))
+        })
+    }
 }
