@@ -30,6 +30,8 @@ impl Backoff {
         if self.remaining() <= pause {
             return false;
         }
+        // Nothing to wait on: the agent that will answer may not run yet.
+        #[expect(clippy::disallowed_methods, reason = "a bounded pause between tries of a one-shot process")]
         std::thread::sleep(pause);
         self.next = (self.next * 2).min(LARGEST);
         true

@@ -1,5 +1,7 @@
 //! The built program as people and runtimes run it.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[allow(dead_code, reason = "each test program uses a part of it")]
 mod fake_agent;
 
 use std::fs;

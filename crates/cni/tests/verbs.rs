@@ -1,5 +1,7 @@
 //! Each verb against a fake agent: what is asked, what is printed, and what went wrong elsewhere in the field.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[allow(dead_code, reason = "each test program uses a part of it")]
 mod fake_agent;
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! An agent for tests: HTTP/1.1 on a Unix socket of a temporary directory, answers from a closure, requests recorded.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,19 +11,19 @@ use serde_json::{Value, json};
 
 /// A request as it came.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Request {
+pub(crate) struct Request {
     /// `GET` ...
-    pub method: String,
+    pub(crate) method: String,
     /// Path without the query.
-    pub path: String,
+    pub(crate) path: String,
     /// Query, still encoded.
-    pub query: String,
+    pub(crate) query: String,
     /// Decoded body; null when there is none.
-    pub body: Value,
+    pub(crate) body: Value,
 }
 
 /// An answer.
-pub enum Reply {
+pub(crate) enum Reply {
     /// Status and JSON.
     Json(u16, Value),
     /// Status 200 and lines of JSON.
@@ -33,17 +33,17 @@ pub enum Reply {
 }
 
 /// The error shape of the API.
-pub fn error(status: u16, code: &str, message: &str) -> Reply {
+pub(crate) fn error(status: u16, code: &str, message: &str) -> Reply {
     Reply::Json(status, json!({"error": {"code": code, "message": message}}))
 }
 
 /// Success.
-pub fn ok(value: impl serde::Serialize) -> Reply {
+pub(crate) fn ok(value: impl serde::Serialize) -> Reply {
     Reply::Json(200, serde_json::to_value(value).unwrap())
 }
 
 /// Stops when dropped.
-pub struct FakeAgent {
+pub(crate) struct FakeAgent {
     directory: tempfile::TempDir,
     requests: Arc<Mutex<Vec<Request>>>,
     stop: Arc<AtomicBool>,
@@ -52,7 +52,7 @@ pub struct FakeAgent {
 
 impl FakeAgent {
     /// Starts one that answers with `answer`.
-    pub fn start(answer: impl Fn(&Request) -> Reply + Send + 'static) -> Self {
+    pub(crate) fn start(answer: impl Fn(&Request) -> Reply + Send + 'static) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(directory.path().join("agent.sock")).unwrap();
         let requests = Arc::new(Mutex::new(Vec::new()));
@@ -72,17 +72,17 @@ impl FakeAgent {
     }
 
     /// Its socket.
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.directory.path().join("agent.sock")
     }
 
     /// Requests so far.
-    pub fn requests(&self) -> Vec<Request> {
+    pub(crate) fn requests(&self) -> Vec<Request> {
         self.requests.lock().unwrap().clone()
     }
 
     /// Paths asked for so far.
-    pub fn paths(&self) -> Vec<String> {
+    pub(crate) fn paths(&self) -> Vec<String> {
         self.requests().into_iter().map(|r| r.path).collect()
     }
 }
@@ -102,25 +102,24 @@ impl Drop for FakeAgent {
 }
 
 fn serve(stream: &UnixStream, requests: &Mutex<Vec<Request>>, answer: &dyn Fn(&Request) -> Reply) {
-    let mut reader = BufReader::new(stream);
-    while let Some(request) = read_request(&mut reader) {
-        requests.lock().unwrap().push(request.clone());
-        let (status, kind, body) = match answer(&request) {
-            Reply::Json(status, value) => (status, "application/json", value.to_string()),
-            Reply::Lines(lines) => {
-                (200, "application/x-ndjson", lines.iter().map(|l| format!("{l}\n")).collect::<String>())
-            }
-            Reply::HangUp => return,
-        };
-        let head = format!(
-            "HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
-            body.len()
-        );
-        let mut out = stream;
-        // A client that went away is the client's business.
-        let _ = out.write_all(head.as_bytes()).and_then(|()| out.write_all(body.as_bytes()));
+    let Some(request) = read_request(&mut BufReader::new(stream)) else {
         return;
-    }
+    };
+    requests.lock().unwrap().push(request.clone());
+    let (status, kind, body) = match answer(&request) {
+        Reply::Json(status, value) => (status, "application/json", value.to_string()),
+        Reply::Lines(lines) => {
+            (200, "application/x-ndjson", lines.iter().map(|l| format!("{l}\n")).collect::<String>())
+        }
+        Reply::HangUp => return,
+    };
+    let head = format!(
+        "HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    let mut out = stream;
+    // A client that went away is the client's business.
+    let _ = out.write_all(head.as_bytes()).and_then(|()| out.write_all(body.as_bytes()));
 }
 
 fn read_request(reader: &mut impl BufRead) -> Option<Request> {
