@@ -100,6 +100,9 @@ name_type!(
 /// The VPC whose traffic may use the host's stack, and the one CNI attachments get when they name none.
 pub const DEFAULT_VPC: &str = "default";
 
+/// The default VPC's VNI unless the document gives another: every node knows it without asking the allocator.
+pub const DEFAULT_VNI: Vni = Vni(1);
+
 impl VpcName {
     /// Whether this is the default VPC.
     #[must_use]

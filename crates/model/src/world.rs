@@ -8,16 +8,12 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CidrGroupName, EndpointKey, EndpointName, GroupName, NodeName, PortName, RuleName, SubnetName, Vni, VpcName,
+    CidrGroupName, EndpointKey, EndpointName, GroupName, Mac, NodeName, PortName, RuleName, SubnetName, Vni,
+    VpcName,
 };
 
 /// Labels of an endpoint.
 pub type Labels = BTreeMap<String, String>;
-
-/// A hardware address.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Mac(pub [u8; 6]);
 
 /// Everything the sources say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -190,6 +186,25 @@ pub enum Protocol {
     Icmp,
     /// 132.
     Sctp,
+}
+
+impl Protocol {
+    /// Whether rules and endpoints may name its ports.
+    #[must_use]
+    pub fn has_ports(self) -> bool {
+        matches!(self, Self::Tcp | Self::Udp | Self::Sctp)
+    }
+    /// The word in documents.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Any => "any",
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Icmp => "icmp",
+            Self::Sctp => "sctp",
+        }
+    }
 }
 
 /// Rules for endpoints.
@@ -384,44 +399,4 @@ pub enum Entity {
     RemoteNode,
     /// Nothing.
     None,
-}
-
-impl std::fmt::Display for Mac {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
-
-impl std::fmt::Debug for Mac {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
-
-impl std::str::FromStr for Mac {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        let error = || format!("{s:?} is not a unicast MAC address (six hex pairs with colons)");
-        let mut mac = [0u8; 6];
-        let mut parts = s.split(':');
-        for byte in &mut mac {
-            let part = parts.next().filter(|p| p.len() == 2).ok_or_else(error)?;
-            *byte = u8::from_str_radix(part, 16).map_err(|_| error())?;
-        }
-        if parts.next().is_some() || mac[0] & 1 == 1 || mac == [0; 6] { Err(error()) } else { Ok(Self(mac)) }
-    }
-}
-
-impl TryFrom<String> for Mac {
-    type Error = String;
-    fn try_from(s: String) -> Result<Self, String> {
-        s.parse()
-    }
-}
-
-impl From<Mac> for String {
-    fn from(m: Mac) -> Self {
-        m.to_string()
-    }
 }

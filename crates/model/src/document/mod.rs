@@ -1,0 +1,279 @@
+//! The desired-state document, version 1: JSON or YAML to [`World`], strict, every fault at once.
+//!
+//! Reading goes in two steps: an untyped tree (`tree`), then typed readers (`objects`, `rules`) that collect faults with path, line, value and suggestion.
+//! `schema` is the one table of fields. An object with a fault is left out of the world, so that what remains is right by itself.
+
+mod objects;
+mod reader;
+mod rules;
+mod schema;
+mod tree;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use self::reader::{Fields, Path, Reader};
+pub(crate) use self::rules::MAX_PRIORITY;
+pub use self::schema::{Field, SHAPES, Shape, Support};
+pub use self::tree::{MAX_BYTES, MAX_DEPTH};
+use self::tree::{Node as Value, Tree};
+use crate::{DefaultPolicy, Fault, ObjectRef, Reason, Vpc, VpcName, World};
+
+/// Text format of a document.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// RFC 8259.
+    Json,
+    /// YAML 1.2; `yes` and `no` are strings.
+    Yaml,
+}
+
+impl Format {
+    /// From a file's name: `.json` is JSON, everything else YAML.
+    #[must_use]
+    pub fn of_path(path: &std::path::Path) -> Self {
+        if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) { Self::Json } else { Self::Yaml }
+    }
+}
+
+/// A document that has been read without a fault.
+#[derive(Clone, Debug, Default)]
+pub struct Parsed {
+    /// What it says. The default VPC is always there.
+    pub world: World,
+    places: BTreeMap<ObjectRef, Place>,
+}
+
+/// Where an object stands in the input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// `endpoints[3]`.
+    pub path: String,
+    /// Its first line, when the format tells.
+    pub line: Option<u64>,
+}
+
+impl Parsed {
+    /// Where an object stands in the input.
+    #[must_use]
+    pub fn place(&self, object: &ObjectRef) -> Option<&Place> {
+        self.places.get(object)
+    }
+
+    /// Adds lines to faults that [`crate::validate`] found.
+    pub fn locate(&self, faults: &mut [Fault]) {
+        locate(&self.places, faults);
+    }
+}
+
+fn locate(places: &BTreeMap<ObjectRef, Place>, faults: &mut [Fault]) {
+    for f in faults.iter_mut().filter(|f| f.line.is_none()) {
+        f.line = f.object.as_ref().and_then(|o| places.get(o)).and_then(|p| p.line);
+    }
+}
+
+/// Reads a document.
+///
+/// # Errors
+/// Every fault of the input at once: what cannot be read, and what [`crate::validate`] finds between the objects that could be.
+pub fn parse(bytes: &[u8], format: Format) -> Result<Parsed, Vec<Fault>> {
+    let draft = read(bytes, format).map_err(|f| vec![f])?;
+    if draft.faults.is_empty() {
+        return Ok(Parsed { world: draft.world, places: draft.places });
+    }
+    let mut across = crate::validate(&draft.world);
+    // A reference to an object whose own fault is listed already is no second fault.
+    across.retain(|f| {
+        f.code != Reason::DanglingReference || f.other.as_ref().is_none_or(|o| !draft.bad.contains(o))
+    });
+    locate(&draft.places, &mut across);
+    let mut faults = draft.faults;
+    faults.extend(across);
+    Err(faults)
+}
+
+/// What could be read of a document.
+#[derive(Debug, Default)]
+pub(crate) struct Draft {
+    /// The objects without fault.
+    pub(crate) world: World,
+    /// Every fault of reading.
+    pub(crate) faults: Vec<Fault>,
+    /// Named objects that were left out.
+    pub(crate) bad: BTreeSet<ObjectRef>,
+    pub(crate) places: BTreeMap<ObjectRef, Place>,
+}
+
+impl Draft {
+    /// Whether a fault concerns no object by name: then nobody can tell which objects the document means to keep.
+    pub(crate) fn unusable(&self) -> bool {
+        self.faults.iter().any(|f| f.object.is_none() && f.code != Reason::NotSupportedYet)
+    }
+}
+
+/// Reads what can be read.
+pub(crate) fn read(bytes: &[u8], format: Format) -> Result<Draft, Fault> {
+    let tree = tree::read(bytes, format)?;
+    if tree.node == Value::Null {
+        let message = "the document is empty: it needs at least version: 1";
+        return Err(Fault::new(Reason::MissingField, "version", "", message));
+    }
+    let mut r = Reader::default();
+    let mut draft = Draft::default();
+    if let Some(fields) = r.fields(&Path::Root, &tree, &schema::DOCUMENT) {
+        version(&mut r, &fields);
+        let d = &mut draft;
+        kind(
+            &mut r,
+            d,
+            &fields,
+            "nodes",
+            objects::node,
+            |v| ObjectRef::Node(v.name.clone()),
+            |w, v| {
+                w.nodes.insert(v.name.clone(), v);
+            },
+        );
+        kind(
+            &mut r,
+            d,
+            &fields,
+            "vpcs",
+            objects::vpc,
+            |v| ObjectRef::Vpc(v.name.clone()),
+            |w, v| {
+                w.vpcs.insert(v.name.clone(), v);
+            },
+        );
+        let id = |v: &crate::Subnet| ObjectRef::Subnet(v.vpc.clone(), v.name.clone());
+        kind(&mut r, d, &fields, "subnets", objects::subnet, id, |w, v| {
+            w.subnets.insert((v.vpc.clone(), v.name.clone()), v);
+        });
+        kind(
+            &mut r,
+            d,
+            &fields,
+            "endpoints",
+            objects::endpoint,
+            |v| ObjectRef::Endpoint(v.key()),
+            |w, v| {
+                w.endpoints.insert(v.key(), v);
+            },
+        );
+        let id = |v: &crate::SecurityGroup| ObjectRef::SecurityGroup(v.vpc.clone(), v.name.clone());
+        kind(&mut r, d, &fields, "security_groups", rules::security_group, id, |w, v| {
+            w.security_groups.insert((v.vpc.clone(), v.name.clone()), v);
+        });
+        let id = |v: &crate::CidrGroup| ObjectRef::CidrGroup(v.vpc.clone(), v.name.clone());
+        kind(&mut r, d, &fields, "cidr_groups", objects::cidr_group, id, |w, v| {
+            w.cidr_groups.insert((v.vpc.clone(), v.name.clone()), v);
+        });
+    }
+    draft.world.add_default_vpc(&draft.bad);
+    draft.faults = r.faults;
+    Ok(draft)
+}
+
+fn version(r: &mut Reader, fields: &Fields<'_>) {
+    let Some(tree) = fields.find("version") else {
+        if let Some(f) = r.faults.iter_mut().find(|f| f.code == Reason::MissingField && f.path == "version") {
+            f.message = "the document does not say its version".into();
+            f.suggestion = Some("version: 1".into());
+        }
+        return;
+    };
+    if tree.node != Value::Int(1) {
+        let message = "this program reads version 1 of the document";
+        r.fault(Reason::UnsupportedVersion, &Path::Root.field("version"), tree, message).suggestion =
+            Some("1".into());
+    }
+}
+
+/// Reads the objects of one kind; those with a fault stay out of the world.
+fn kind<T>(
+    r: &mut Reader,
+    draft: &mut Draft,
+    fields: &Fields<'_>,
+    name: &str,
+    read: impl Fn(&mut Reader, &Path<'_>, &Tree) -> Option<T>,
+    id: impl Fn(&T) -> ObjectRef,
+    insert: impl Fn(&mut World, T),
+) {
+    let path = Path::Root.field(name);
+    let mut good: BTreeMap<ObjectRef, T> = BTreeMap::new();
+    let Some(tree) = fields.find_some(name) else { return };
+    let items = r.list(&path, tree);
+    for (i, item) in items.iter().enumerate() {
+        let at = path.index(i);
+        let before = r.faults.len();
+        let object = read(r, &at, item);
+        let Some(reference) = object.as_ref().map(&id).or_else(|| named(name, item)) else { continue };
+        r.blame(before, &reference);
+        if let Some(place) = draft.places.get(&reference) {
+            let message = format!("{reference} is defined twice, here and at {}", place.path);
+            let mut f = Fault::new(Reason::DuplicateName, at.to_string(), reference.full_name(), message)
+                .on(reference.clone());
+            f.line = item.line;
+            r.push(f);
+            // Which of the two is meant nobody knows: neither takes effect.
+            draft.bad.insert(reference);
+            continue;
+        }
+        draft.places.insert(reference.clone(), Place { path: at.to_string(), line: item.line });
+        match object {
+            Some(v) if r.faults.len() == before => {
+                good.insert(reference, v);
+            }
+            _ => {
+                draft.bad.insert(reference);
+            }
+        }
+    }
+    for (reference, v) in good {
+        if !draft.bad.contains(&reference) {
+            insert(&mut draft.world, v);
+        }
+    }
+}
+
+/// The full name of an object that could not be read otherwise.
+fn named(kind: &str, tree: &Tree) -> Option<ObjectRef> {
+    let Value::Map(map) = &tree.node else { return None };
+    let text = |key: &str| {
+        map.iter().find(|(k, _)| k == key).and_then(|(_, v)| match &v.node {
+            Value::Text(s) => Some(s.as_str()),
+            _ => None,
+        })
+    };
+    let vpc = || text("vpc")?.parse::<VpcName>().ok();
+    Some(match kind {
+        "nodes" => ObjectRef::Node(text("name")?.parse().ok()?),
+        "vpcs" => ObjectRef::Vpc(text("name")?.parse().ok()?),
+        "subnets" => ObjectRef::Subnet(vpc()?, text("name")?.parse().ok()?),
+        "endpoints" => ObjectRef::Endpoint(crate::EndpointKey {
+            vpc: vpc()?,
+            name: text("name").or(text("id"))?.parse().ok()?,
+        }),
+        "security_groups" => ObjectRef::SecurityGroup(vpc()?, text("name")?.parse().ok()?),
+        "cidr_groups" => ObjectRef::CidrGroup(vpc()?, text("name")?.parse().ok()?),
+        _ => return None,
+    })
+}
+
+impl World {
+    /// The default VPC exists even when no source names it, and always has a number: one that every node knows without asking.
+    fn add_default_vpc(&mut self, bad: &BTreeSet<ObjectRef>) {
+        let Ok(name) = VpcName::new(crate::DEFAULT_VPC) else { return };
+        if bad.contains(&ObjectRef::Vpc(name.clone())) {
+            return;
+        }
+        let vpc = self.vpcs.entry(name.clone()).or_insert(Vpc {
+            name,
+            vni: None,
+            default_policy: DefaultPolicy::default(),
+        });
+        vpc.vni.get_or_insert(crate::DEFAULT_VNI);
+    }
+}
+
+#[cfg(test)]
+mod tests;

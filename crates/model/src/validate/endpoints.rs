@@ -1,0 +1,172 @@
+//! Endpoints: references, addresses, MACs, wiring.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::Path;
+
+use super::{Checker, limits};
+use crate::ranges::{Family, Ranges, bits};
+use crate::{Attachment, Endpoint, Mac, NodeName, ObjectRef, Reason, Subnet, SubnetName, VpcName};
+
+/// What two endpoints cannot both have.
+#[derive(Default)]
+struct Claims<'w> {
+    addresses: BTreeMap<(&'w VpcName, IpAddr), &'w Endpoint>,
+    macs: BTreeMap<(&'w VpcName, Mac), &'w Endpoint>,
+    devices: BTreeMap<(&'w NodeName, &'w str), &'w Endpoint>,
+    interfaces: BTreeMap<(&'w NodeName, &'w Path, &'w str), &'w Endpoint>,
+    per_node: BTreeMap<&'w NodeName, usize>,
+}
+
+/// Per subnet and family, what is excluded or reserved; computed once.
+type Closed<'w> = BTreeMap<(&'w VpcName, &'w SubnetName, Family), Ranges>;
+
+fn reference(e: &Endpoint) -> ObjectRef {
+    ObjectRef::Endpoint(e.key())
+}
+
+impl Checker<'_> {
+    pub(super) fn endpoints(&mut self) {
+        let world = self.world;
+        let mut claims = Claims::default();
+        let mut closed = Closed::new();
+        for endpoint in world.endpoints.values() {
+            let object = reference(endpoint);
+            self.vpc_reference(&object, &endpoint.vpc);
+            self.reference(&object, "node", ObjectRef::Node(endpoint.node.clone()));
+            for group in &endpoint.security_groups {
+                let target = ObjectRef::SecurityGroup(endpoint.vpc.clone(), group.clone());
+                self.reference(&object, "security_groups", target);
+            }
+            let target = ObjectRef::Subnet(endpoint.vpc.clone(), endpoint.subnet.clone());
+            self.reference(&object, "subnet", target);
+            self.one_per_family(&object, "ips", &endpoint.ips);
+            if let Some(subnet) = world.subnets.get(&(endpoint.vpc.clone(), endpoint.subnet.clone())) {
+                for &ip in &endpoint.ips {
+                    self.address(&object, subnet, ip, &mut closed);
+                }
+            }
+            self.named_ports(endpoint, &object);
+            self.at_most(
+                &object,
+                "security_groups",
+                endpoint.security_groups.len(),
+                limits::GROUPS_PER_ENDPOINT,
+            );
+            self.at_most(&object, "labels", endpoint.labels.len(), limits::LABELS_PER_ENDPOINT);
+            self.at_most(
+                &object,
+                "named_ports",
+                endpoint.named_ports.len(),
+                limits::NAMED_PORTS_PER_ENDPOINT,
+            );
+            self.claims(endpoint, &object, &mut claims);
+        }
+    }
+
+    fn address<'w>(&mut self, object: &ObjectRef, subnet: &'w Subnet, ip: IpAddr, closed: &mut Closed<'w>) {
+        let family = Family::of(ip);
+        let home = ObjectRef::Subnet(subnet.vpc.clone(), subnet.name.clone());
+        let Some(net) = subnet.cidr(family) else {
+            let message = format!("{object} has an {family} address and {home} has no {family} CIDR");
+            self.fault(Reason::FamilyMismatch, object, "ips", ip, message).other = Some(home);
+            return;
+        };
+        if !net.contains(&ip) {
+            let message = format!("{object} is outside {home} ({net})");
+            self.fault(Reason::AddressOutsideSubnet, object, "ips", ip, message).other = Some(home);
+            return;
+        }
+        if subnet.gateways.contains(&ip) {
+            let message = format!("{object} has the gateway's address of {home}");
+            self.fault(Reason::AddressIsGateway, object, "ips", ip, message).other = Some(home);
+            return;
+        }
+        let closed =
+            closed.entry((&subnet.vpc, &subnet.name, family)).or_insert_with(|| subnet.closed(family));
+        if closed.contains(bits(ip)) {
+            let message = format!("{object} has an address that {home} excludes or reserves");
+            self.fault(Reason::AddressExcluded, object, "ips", ip, message).other = Some(home);
+        }
+    }
+
+    fn named_ports(&mut self, endpoint: &Endpoint, object: &ObjectRef) {
+        let mut seen = BTreeSet::new();
+        for (i, port) in endpoint.named_ports.iter().enumerate() {
+            let field = format!("named_ports[{i}]");
+            if !port.protocol.has_ports() || port.port == 0 {
+                let value = format!("{:?}/{}", port.protocol, port.port);
+                self.fault(
+                    Reason::OutOfRange,
+                    object,
+                    &field,
+                    value,
+                    "a named port is 1..=65535 of tcp, udp or sctp",
+                );
+            }
+            if !seen.insert((&port.name, port.protocol)) {
+                let message = "is defined twice for one protocol; keep one";
+                self.fault(Reason::DuplicateName, object, &field, &port.name, message);
+            }
+        }
+    }
+
+    fn claims<'w>(&mut self, e: &'w Endpoint, object: &ObjectRef, claims: &mut Claims<'w>) {
+        for &ip in &e.ips {
+            if let Some(other) = first_claim(&mut claims.addresses, (&e.vpc, ip), e) {
+                let message = format!("{object} and {} have the same address", reference(other));
+                self.fault(Reason::DuplicateAddress, object, "ips", ip, message).other =
+                    Some(reference(other));
+            }
+        }
+        if let Some(mac) = e.effective_mac() {
+            if mac == Mac::GATEWAY {
+                self.fault(
+                    Reason::MacIsGateway,
+                    object,
+                    "mac",
+                    mac,
+                    "is the MAC of every gateway; choose another",
+                );
+            }
+            if let Some(other) = first_claim(&mut claims.macs, (&e.vpc, mac), e) {
+                let other = reference(other);
+                let message = format!(
+                    "{object} and {other} have the same MAC (one without mac gets it from its first address)"
+                );
+                self.fault(Reason::DuplicateMac, object, "mac", mac, message).other = Some(other);
+            }
+        }
+        let wired = match &e.attachment {
+            Attachment::Device { name } => first_claim(&mut claims.devices, (&e.node, name.as_str()), e)
+                .map(|o| (o, "device", name.clone())),
+            Attachment::Netns { path, interface } => {
+                let key = (&e.node, path.as_path(), interface.as_str());
+                let value = format!("{} {interface}", path.display());
+                first_claim(&mut claims.interfaces, key, e).map(|o| (o, "netns", value))
+            }
+            Attachment::Managed | Attachment::Cni => None,
+        };
+        if let Some((other, field, value)) = wired {
+            let other = reference(other);
+            let message = format!("{object} and {other} are wired to the same interface on node {}", e.node);
+            self.fault(Reason::AttachmentConflict, object, field, value, message).other = Some(other);
+        }
+        let count = claims.per_node.entry(&e.node).or_default();
+        *count += 1;
+        if *count > limits::ENDPOINTS_PER_NODE {
+            let message = format!("node {} has more than {} endpoints", e.node, limits::ENDPOINTS_PER_NODE);
+            self.fault(Reason::LimitExceeded, object, "node", &e.node, message);
+        }
+    }
+}
+
+/// Who claimed it before, if someone else did; the first claim stays.
+fn first_claim<'w, K: Ord>(
+    claims: &mut BTreeMap<K, &'w Endpoint>,
+    key: K,
+    e: &'w Endpoint,
+) -> Option<&'w Endpoint> {
+    let owner = *claims.entry(key).or_insert(e);
+    (!std::ptr::eq(owner, e)).then_some(owner)
+}
