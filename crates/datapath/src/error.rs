@@ -135,14 +135,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// `map_err` helpers that name the object.
 pub(crate) trait Context<T> {
-    fn map(self, doing: &'static str, map: &str) -> Result<T>;
+    fn in_map(self, doing: &'static str, map: &str) -> Result<T>;
     fn path(self, doing: &'static str, path: &Path) -> Result<T>;
     fn device(self, doing: &'static str, device: impl ToString) -> Result<T>;
     fn kernel(self, doing: impl ToString) -> Result<T>;
 }
 
 impl<T> Context<T> for io::Result<T> {
-    fn map(self, doing: &'static str, map: &str) -> Result<T> {
+    fn in_map(self, doing: &'static str, map: &str) -> Result<T> {
         self.map_err(|source| Error::Map { doing, map: map.to_owned(), source })
     }
     fn path(self, doing: &'static str, path: &Path) -> Result<T> {

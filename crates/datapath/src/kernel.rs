@@ -64,10 +64,10 @@ impl Maps {
     /// Opens each by `open(name)`.
     pub(crate) fn open(mut open: impl FnMut(&str) -> Result<OwnedFd>) -> Result<Self> {
         fn typed<K: sys::Plain, V: sys::Plain>(name: &str, fd: OwnedFd) -> Result<Map<K, V>> {
-            Map::from_fd(fd).map("opening", name)
+            Map::from_fd(fd).in_map("opening", name)
         }
         fn per_cpu<K: sys::Plain, V: sys::Plain>(name: &str, fd: OwnedFd) -> Result<PerCpuMap<K, V>> {
-            PerCpuMap::from_fd(fd).map("opening", name)
+            PerCpuMap::from_fd(fd).in_map("opening", name)
         }
         Ok(Self {
             devices: typed(name::DEVICES, open(name::DEVICES)?)?,
@@ -93,18 +93,18 @@ impl Maps {
 
     /// The inner map of a slot.
     pub(crate) fn inner(&self, slot: u32) -> Result<Option<Map<abi::PolicyKey, abi::PolicyValue>>> {
-        let Some(id) = self.policy.get(&slot).map("reading", name::POLICY)? else { return Ok(None) };
+        let Some(id) = self.policy.get(&slot).in_map("reading", name::POLICY)? else { return Ok(None) };
         self.inner_by_id(slot, id).map(Some)
     }
 
     fn inner_by_id(&self, slot: u32, id: u32) -> Result<Map<abi::PolicyKey, abi::PolicyValue>> {
-        sys::map_by_id(id).and_then(Map::from_fd).map("opening", &inner_name(slot))
+        sys::map_by_id(id).and_then(Map::from_fd).in_map("opening", &inner_name(slot))
     }
 
     pub(crate) fn read(&self) -> Result<KernelState> {
         fn all<K: sys::Plain + Ord, V: sys::Plain>(map: &Map<K, V>, name: &str) -> Result<BTreeMap<K, V>> {
             let mut out = BTreeMap::new();
-            map.for_each(|k, v| drop(out.insert(*k, *v))).map("reading", name)?;
+            map.for_each(|k, v| drop(out.insert(*k, *v))).in_map("reading", name)?;
             Ok(out)
         }
         let mut endpoints = all(&self.endpoints, name::ENDPOINTS)?;
@@ -114,7 +114,7 @@ impl Maps {
             policies.insert(slot, all(&self.inner_by_id(slot, id)?, &inner_name(slot))?);
         }
         Ok(KernelState {
-            config: self.config.get(&0).map("reading", name::CONFIG)?.unwrap_or_default(),
+            config: self.config.get(&0).in_map("reading", name::CONFIG)?.unwrap_or_default(),
             devices: all(&self.devices, name::DEVICES)?,
             endpoints,
             addresses: all(&self.addresses, name::ADDRESSES)?,
@@ -178,19 +178,19 @@ impl Kernel<'_> {
     fn put<K: sys::Plain, V: sys::Plain>(&mut self, map: &Map<K, V>, name: &str, key: &K, value: Option<&V>) -> Result<()> {
         self.writes.step()?;
         match value {
-            Some(v) => map.set(key, v).map("writing", name),
-            None => map.remove(key).map(drop).map("removing from", name),
+            Some(v) => map.set(key, v).in_map("writing", name),
+            None => map.remove(key).map(drop).in_map("removing from", name),
         }
     }
 
     fn fill(&mut self, slot: u32, entries: &PolicyEntries, capacity: u32) -> Result<Map<abi::PolicyKey, abi::PolicyValue>> {
         let name = inner_name(slot);
         self.writes.step()?;
-        let inner = sys::map_create(&name, capacity).map("creating", &name)?;
+        let inner = sys::map_create(&name, capacity).in_map("creating", &name)?;
         let (keys, values): (Vec<_>, Vec<_>) = entries.iter().map(|(k, v)| (*k, *v)).unzip();
         if !keys.is_empty() {
             self.writes.step()?;
-            inner.set_batch(&keys, &values).map("filling", &name)?;
+            inner.set_batch(&keys, &values).in_map("filling", &name)?;
         }
         Ok(inner)
     }
@@ -203,7 +203,7 @@ impl Kernel<'_> {
         let slots: Vec<u32> = policies.iter().map(|(s, _)| *s).collect();
         let fds: Vec<u32> = inners.iter().map(|m| m.as_fd().as_raw_fd() as u32).collect();
         self.writes.step()?;
-        self.maps.policy.set_batch(&slots, &fds).map("writing", name::POLICY).map(drop)
+        self.maps.policy.set_batch(&slots, &fds).in_map("writing", name::POLICY).map(drop)
     }
 
     fn add_entries(&mut self, slot: u32, entries: &PolicyEntries) -> Result<()> {
@@ -216,18 +216,18 @@ impl Kernel<'_> {
         match inner.set_batch(&keys, &values) {
             Ok(_) => Ok(()),
             Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => self.grow(slot, &inner, entries),
-            Err(e) => Err(e).map("writing", &inner_name(slot)),
+            Err(e) => Err(e).in_map("writing", &inner_name(slot)),
         }
     }
 
     /// The inner map is full: a larger copy with the new entries takes its place in one pointer write.
     fn grow(&mut self, slot: u32, inner: &Map<abi::PolicyKey, abi::PolicyValue>, entries: &PolicyEntries) -> Result<()> {
         let mut all = PolicyEntries::new();
-        inner.for_each(|k, v| drop(all.insert(*k, *v))).map("reading", &inner_name(slot))?;
+        inner.for_each(|k, v| drop(all.insert(*k, *v))).in_map("reading", &inner_name(slot))?;
         all.extend(entries.iter().map(|(k, v)| (*k, *v)));
         let larger = self.fill(slot, &all, inner_capacity(all.len()))?;
         self.writes.step()?;
-        self.maps.policy.set(&slot, &(larger.as_fd().as_raw_fd() as u32)).map("writing", name::POLICY)
+        self.maps.policy.set(&slot, &(larger.as_fd().as_raw_fd() as u32)).in_map("writing", name::POLICY)
     }
 }
 
@@ -245,22 +245,22 @@ impl Realise for Kernel<'_> {
             Write::PutPeers(peers) => {
                 let (keys, values): (Vec<_>, Vec<_>) = peers.iter().copied().unzip();
                 self.writes.step()?;
-                maps.ipcache.set_batch(&keys, &values).map("writing", name::IPCACHE).map(drop)
+                maps.ipcache.set_batch(&keys, &values).in_map("writing", name::IPCACHE).map(drop)
             }
             Write::RemovePeers(keys) => {
                 self.writes.step()?;
-                maps.ipcache.remove_batch(keys).map("removing from", name::IPCACHE).map(drop)
+                maps.ipcache.remove_batch(keys).in_map("removing from", name::IPCACHE).map(drop)
             }
             Write::CreatePolicies(policies) => self.create_policies(policies),
             Write::FreePolicies(slots) => {
                 self.writes.step()?;
-                maps.policy.remove_batch(slots).map("removing from", name::POLICY).map(drop)
+                maps.policy.remove_batch(slots).in_map("removing from", name::POLICY).map(drop)
             }
             Write::AddEntries(slot, entries) => self.add_entries(*slot, entries),
             Write::RemoveEntries(slot, keys) => {
                 let Some(inner) = maps.inner(*slot)? else { return Ok(()) };
                 self.writes.step()?;
-                inner.remove_batch(keys).map("removing from", &inner_name(*slot)).map(drop)
+                inner.remove_batch(keys).in_map("removing from", &inner_name(*slot)).map(drop)
             }
         }
     }
@@ -270,31 +270,31 @@ impl Realise for Kernel<'_> {
     }
 
     fn vpc(&self, id: u32) -> Result<Option<abi::VpcRecord>> {
-        self.maps.vpcs.get(&id).map("reading", name::VPCS)
+        self.maps.vpcs.get(&id).in_map("reading", name::VPCS)
     }
 
     fn vni(&self, vni: u32) -> Result<Option<u32>> {
-        self.maps.vnis.get(&vni).map("reading", name::VNIS)
+        self.maps.vnis.get(&vni).in_map("reading", name::VNIS)
     }
 
     fn address(&self, key: &abi::AddressKey) -> Result<Option<abi::AddressRecord>> {
-        self.maps.addresses.get(key).map("reading", name::ADDRESSES)
+        self.maps.addresses.get(key).in_map("reading", name::ADDRESSES)
     }
 
     fn node(&self, addr: &abi::Addr) -> Result<Option<abi::NodeRecord>> {
-        self.maps.nodes.get(addr).map("reading", name::NODES)
+        self.maps.nodes.get(addr).in_map("reading", name::NODES)
     }
 
     fn local_nodes(&self) -> Result<Vec<abi::Addr>> {
         let mut out = Vec::new();
         let local = |r: &abi::NodeRecord| r.flags & abi::node_flags::LOCAL != 0;
         let read: io::Result<()> = self.maps.nodes.for_each(|a, r| out.extend(local(r).then_some(*a)));
-        read.map("reading", name::NODES)?;
+        read.in_map("reading", name::NODES)?;
         Ok(out)
     }
 
     fn endpoint(&self, id: u32) -> Result<abi::EndpointRecord> {
-        Ok(self.maps.endpoints.get(&id).map("reading", name::ENDPOINTS)?.unwrap_or_default())
+        Ok(self.maps.endpoints.get(&id).in_map("reading", name::ENDPOINTS)?.unwrap_or_default())
     }
 
     fn read(&self) -> Result<KernelState> {
