@@ -331,10 +331,12 @@ impl Handle {
         })?;
         match answer.message {
             Some(RouteNetlinkMessage::NewLink(m)) => Ok(Link::from_message(&m)),
-            _ => Err(Error::Malformed {
-                object,
-                reason: "no echo of the new link (Linux 6.12 or newer is needed)".into(),
-            }),
+            // Some drivers (VXLAN) announce the link themselves, and then there is no echo.
+            _ => {
+                let mut m = LinkMessage::default();
+                m.attributes.push(LinkAttribute::IfName(name.into()));
+                self.read_link(m, object.clone())?.ok_or(Error::Missing { object })
+            }
         }
     }
 }

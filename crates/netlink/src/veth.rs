@@ -2,9 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 
-use netlink_packet_route::link::{
-    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
-};
+use netlink_packet_route::link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo, LinkMessage};
 
 use crate::error::Result;
 use crate::handle::Handle;
@@ -36,8 +34,9 @@ pub struct VethSpec<'a> {
     pub alias: Option<&'a str>,
     /// The near end makes no IPv6 link-local address.
     pub near_addr_gen_none: bool,
-    /// Switch both on.
-    pub up: bool,
+    /// Switch the near end on. The kernel refuses to do so for the far end at creation: do it in the batch that
+    /// gives it its addresses.
+    pub near_up: bool,
     /// Transmit and receive queues of each end; the kernel's default is one per CPU.
     pub queues: Option<u32>,
 }
@@ -65,10 +64,6 @@ impl Handle {
         if let Some(ns) = spec.far_netns {
             far.attributes.push(LinkAttribute::NetNsFd(ns.as_fd().as_raw_fd()));
         }
-        if spec.up {
-            far.header.flags = LinkFlags::Up;
-            far.header.change_mask = LinkFlags::Up;
-        }
         let mut near = LinkMessage::default();
         end(&mut near, spec, spec.near);
         near.attributes.push(LinkAttribute::LinkInfo(vec![
@@ -77,7 +72,7 @@ impl Handle {
         ]));
         let link = self.create_link(near, spec.near.name.as_str())?;
         let rest = LinkChange {
-            up: spec.up.then_some(true),
+            up: spec.near_up.then_some(true),
             alias: spec.alias.map(str::to_owned),
             addr_gen_none: spec.near_addr_gen_none.then_some(true),
             ..LinkChange::default()

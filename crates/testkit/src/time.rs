@@ -1,0 +1,74 @@
+//! Waiting with a bound.
+
+use std::fmt::Debug;
+use std::time::{Duration, Instant};
+
+const FIRST_PAUSE: Duration = Duration::from_micros(200);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Tries until `f` is `Ok`; panics with its last error when `timeout` is over. The pauses grow from 0.2 to 50 ms.
+///
+/// # Panics
+/// When it never was.
+#[track_caller]
+pub fn eventually<T, E: Debug>(timeout: Duration, mut f: impl FnMut() -> Result<T, E>) -> T {
+    let start = Instant::now();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match f() {
+            Ok(value) => return value,
+            Err(e) if start.elapsed() >= timeout => panic!("not within {timeout:?}: {e:?}"),
+            Err(_) => std::thread::sleep(pause),
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Watches that `f` is `Ok` all the time for `duration`; panics with its first error.
+///
+/// # Panics
+/// When it ever was not.
+#[track_caller]
+pub fn never<E: Debug>(duration: Duration, mut f: impl FnMut() -> Result<(), E>) {
+    let start = Instant::now();
+    loop {
+        if let Err(e) = f() {
+            panic!("after {:?}: {e:?}", start.elapsed());
+        }
+        if start.elapsed() >= duration {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5).min(duration));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn eventually_returns_the_first_success() {
+        let mut n = 0;
+        let got = eventually(Duration::from_secs(5), || {
+            n += 1;
+            if n < 4 { Err("not yet") } else { Ok(n) }
+        });
+        assert_eq!(got, 4);
+    }
+
+    #[test]
+    #[should_panic(expected = "no such luck")]
+    fn eventually_gives_up_with_the_last_error() {
+        eventually(Duration::from_millis(5), || Err::<(), _>("no such luck"));
+    }
+
+    #[test]
+    #[should_panic(expected = "it happened")]
+    fn never_notices() {
+        let mut n = 0;
+        never(Duration::from_secs(5), || {
+            n += 1;
+            if n > 3 { Err("it happened") } else { Ok(()) }
+        });
+    }
+}
