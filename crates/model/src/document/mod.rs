@@ -80,10 +80,21 @@ pub fn parse(bytes: &[u8], format: Format) -> Result<Parsed, Vec<Fault>> {
     if draft.faults.is_empty() {
         return Ok(Parsed { world: draft.world, places: draft.places });
     }
-    let mut across = crate::validate(&draft.world);
-    // A reference to an object whose own fault is listed already is no second fault.
-    across.retain(|f| {
-        f.code != Reason::DanglingReference || f.other.as_ref().is_none_or(|o| !draft.bad.contains(o))
+    // What could be read of the bad objects takes part, so that their dangling references show as well.
+    let mut all = draft.world;
+    all.nodes.extend(draft.partial.nodes);
+    all.vpcs.extend(draft.partial.vpcs);
+    all.subnets.extend(draft.partial.subnets);
+    all.endpoints.extend(draft.partial.endpoints);
+    all.security_groups.extend(draft.partial.security_groups);
+    all.cidr_groups.extend(draft.partial.cidr_groups);
+    let mut across = crate::validate(&all);
+    // But what follows from a fault that is listed already is no second fault.
+    let bad = |o: &Option<ObjectRef>| o.as_ref().is_some_and(|o| draft.bad.contains(o));
+    across.retain(|f| match f.code {
+        Reason::DanglingReference => !bad(&f.other),
+        Reason::UndefinedNamedPort => false,
+        _ => !bad(&f.object) && !bad(&f.other),
     });
     locate(&draft.places, &mut across);
     let mut faults = draft.faults;
@@ -96,6 +107,8 @@ pub fn parse(bytes: &[u8], format: Format) -> Result<Parsed, Vec<Fault>> {
 pub(crate) struct Draft {
     /// The objects without fault.
     pub(crate) world: World,
+    /// What could be read of objects with a fault; to find more faults, never to act on.
+    partial: World,
     /// Every fault of reading.
     pub(crate) faults: Vec<Fault>,
     /// Named objects that were left out.
@@ -223,8 +236,11 @@ fn kind<T>(
             Some(v) if r.faults.len() == before => {
                 good.insert(reference, v);
             }
-            _ => {
+            faulty => {
                 draft.bad.insert(reference);
+                if let Some(v) = faulty {
+                    insert(&mut draft.partial, v);
+                }
             }
         }
     }
