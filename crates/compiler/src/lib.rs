@@ -5,17 +5,22 @@ mod compile;
 mod condition;
 mod diff;
 mod explain;
+mod fault;
 mod lookup;
 mod numbers;
 mod ops;
 mod plan;
 mod policy;
+mod ports;
+mod questions;
 mod spec;
 
 pub use compile::*;
 pub use condition::*;
 pub use diff::*;
 pub use explain::*;
+#[cfg(any(test, feature = "oracle"))]
+pub use fault::Fault;
 pub use lookup::lookup;
 pub use numbers::Numbers;
 pub use ops::*;
