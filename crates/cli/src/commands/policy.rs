@@ -1,0 +1,152 @@
+//! `flowloom policy`.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use flowloom_api::v1::ExplainRequest;
+use flowloom_model::VpcName;
+
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::output::policy;
+use crate::peers::{EndpointArg, Peer, one_vpc};
+use crate::values::{Traffic, duration, family};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PolicyCommand {
+    Entries(EntriesArgs),
+    Rules(RulesArgs),
+    Explain(ExplainArgs),
+    Wait(WaitArgs),
+}
+
+/// Show compiled policies as the kernel holds them.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  flowloom policy entries
+  flowloom policy entries red/web-1 -o wide")]
+pub(crate) struct EntriesArgs {
+    /// Only the policies of this endpoint: vpc/name.
+    endpoint: Option<EndpointArg>,
+    /// The VPC, when the name has none.
+    #[arg(long)]
+    vpc: Option<VpcName>,
+}
+
+/// Show how often each rule decided.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  flowloom policy rules
+  flowloom policy rules --vpc red -o json")]
+pub(crate) struct RulesArgs {
+    /// Only this VPC.
+    #[arg(long)]
+    vpc: Option<VpcName>,
+}
+
+/// Say whether one peer may talk to another, which rule decides, and what the kernel says. Exit code 4: it may not.
+///
+/// In a security group the lower priority number wins; tier 0 comes before tier 1.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  flowloom policy explain red/web-1 red/db tcp/5432
+  flowloom policy explain red/10.0.0.5 red/db icmp
+  flowloom policy explain web-1 fd00::7 udp/53 --vpc red -o json")]
+pub(crate) struct ExplainArgs {
+    /// Who sends: vpc/endpoint or vpc/address.
+    from: Peer,
+    /// Who receives: vpc/endpoint or vpc/address.
+    to: Peer,
+    /// What: tcp/80, udp/53, sctp/9, icmp, icmp/TYPE/CODE, or a protocol number.
+    what: Traffic,
+    /// The VPC, when neither side names one.
+    #[arg(long)]
+    vpc: Option<VpcName>,
+    /// Address family, for endpoints that have both.
+    #[arg(long, value_name = "4|6", value_parser = family)]
+    family: Option<u8>,
+}
+
+/// Wait until the policy of an endpoint, or the whole document, is in force. Exit code 5: not in time.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  flowloom policy wait
+  flowloom policy wait --generation 12
+  flowloom policy wait red/web-1 --revision 7 --timeout 5s")]
+pub(crate) struct WaitArgs {
+    /// vpc/name; everything the agent knows of when absent.
+    endpoint: Option<EndpointArg>,
+    /// The VPC, when the name has none.
+    #[arg(long)]
+    vpc: Option<VpcName>,
+    /// The endpoint's policy revision to wait for.
+    #[arg(long, requires = "endpoint")]
+    revision: Option<u32>,
+    /// The document's generation to wait for.
+    #[arg(long)]
+    generation: Option<u64>,
+    /// How long.
+    #[arg(long, default_value = "30s", value_name = "TIME", value_parser = duration)]
+    timeout: Duration,
+}
+
+pub(crate) fn run(context: &mut Context<'_>, command: &PolicyCommand) -> Result<Exit, Failure> {
+    match command {
+        PolicyCommand::Entries(args) => {
+            let endpoint = resolve(args.endpoint.as_ref(), args.vpc.as_ref())?;
+            let list = context.client().policy_entries(borrow(endpoint.as_ref()))?;
+            context.show(&list, policy::entries)?;
+        }
+        PolicyCommand::Rules(args) => {
+            let list = context.client().policy_rules(args.vpc.as_ref().map(VpcName::as_str))?;
+            context.show(&list, policy::rules)?;
+        }
+        PolicyCommand::Explain(args) => return explain(context, args),
+        PolicyCommand::Wait(args) => {
+            let endpoint = resolve(args.endpoint.as_ref(), args.vpc.as_ref())?;
+            let reached = context.client().policy_wait(
+                borrow(endpoint.as_ref()),
+                args.revision,
+                args.generation,
+                args.timeout,
+            )?;
+            context.show(&reached, policy::wait)?;
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+fn explain(context: &mut Context<'_>, args: &ExplainArgs) -> Result<Exit, Failure> {
+    let request = ExplainRequest {
+        vpc: one_vpc([args.from.vpc.as_ref(), args.to.vpc.as_ref(), args.vpc.as_ref()])?,
+        from: args.from.name.clone(),
+        to: args.to.name.clone(),
+        protocol: args.what.protocol.clone(),
+        port: args.what.port,
+        icmp_type: args.what.icmp_type,
+        icmp_code: args.what.icmp_code,
+        family: args.family,
+    };
+    let explanation = context.client().explain(&request)?;
+    context.show(&explanation, policy::explanation)?;
+    Ok(if policy::passes(explanation.verdict) { Exit::Ok } else { Exit::Denied })
+}
+
+fn resolve(
+    endpoint: Option<&EndpointArg>,
+    vpc: Option<&VpcName>,
+) -> Result<Option<(String, String)>, Failure> {
+    match (endpoint, vpc) {
+        (Some(e), vpc) => e.resolve(vpc).map(Some),
+        (None, Some(_)) => Err(Failure::usage("--vpc needs an endpoint's name here")),
+        (None, None) => Ok(None),
+    }
+}
+
+fn borrow(pair: Option<&(String, String)>) -> Option<(&str, &str)> {
+    pair.map(|(vpc, name)| (vpc.as_str(), name.as_str()))
+}

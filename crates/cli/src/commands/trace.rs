@@ -1,0 +1,70 @@
+//! `flowloom trace`.
+
+use clap::Args;
+use flowloom_api::v1::{Direction, TraceRequest};
+use flowloom_model::VpcName;
+
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::output::{policy::passes, trace::report};
+use crate::peers::{Peer, one_vpc};
+use crate::values::{Traffic, family};
+
+/// Run an imagined packet through the node's own programs and maps, changing nothing, and name each step. Exit code 4: it does not pass.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  flowloom trace red/web-1 red/db tcp/5432
+  flowloom trace red/web-1 red/10.0.0.9 udp/53 --src-port 5353
+  flowloom trace red/10.0.0.9 red/web-1 tcp/80 --ingress
+  flowloom trace web-1 db tcp/80 --vpc red --flags A -o wide")]
+pub(crate) struct TraceArgs {
+    /// Who sends: vpc/endpoint (of this node, unless --ingress) or vpc/address.
+    from: Peer,
+    /// Who receives: vpc/endpoint or vpc/address.
+    to: Peer,
+    /// What: tcp/80, udp/53, sctp/9 or icmp.
+    what: Traffic,
+    /// The VPC, when neither side names one.
+    #[arg(long)]
+    vpc: Option<VpcName>,
+    /// Source port.
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    src_port: Option<u16>,
+    /// TCP flags as letters: S, SA, A, F, R, P.
+    #[arg(long, value_name = "FLAGS")]
+    flags: Option<String>,
+    /// Bytes of payload.
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(..=8192))]
+    payload: Option<u16>,
+    /// Address family, for endpoints that have both.
+    #[arg(long, value_name = "4|6", value_parser = family)]
+    family: Option<u8>,
+    /// What reaches the receiver through this host's stack, instead of what the sender sends.
+    #[arg(long)]
+    ingress: bool,
+}
+
+pub(crate) fn run(context: &mut Context<'_>, args: &TraceArgs) -> Result<Exit, Failure> {
+    if args.what.icmp_type.is_some() {
+        return Err(Failure::usage("a trace sends an echo request: write icmp without a type"));
+    }
+    if args.flags.is_some() && args.what.protocol != "tcp" {
+        return Err(Failure::usage("--flags needs tcp"));
+    }
+    let request = TraceRequest {
+        vpc: one_vpc([args.from.vpc.as_ref(), args.to.vpc.as_ref(), args.vpc.as_ref()])?,
+        from: args.from.name.clone(),
+        to: args.to.name.clone(),
+        protocol: args.what.protocol.clone(),
+        src_port: args.src_port,
+        port: args.what.port,
+        tcp_flags: args.flags.as_ref().map(|f| f.to_ascii_uppercase()),
+        family: args.family,
+        payload: args.payload,
+        direction: args.ingress.then_some(Direction::Ingress),
+    };
+    let trace = context.client().trace(&request)?;
+    context.show(&trace, report)?;
+    Ok(if passes(trace.verdict) { Exit::Ok } else { Exit::Denied })
+}

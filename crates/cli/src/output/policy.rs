@@ -1,0 +1,154 @@
+//! Policies.
+
+use std::fmt::Write;
+
+use flowloom_api::v1::{
+    Explanation, Judgement, Named, PeerInfo, PolicyEntryList, PolicyWait, RuleList, Verdict,
+};
+
+use super::View;
+use super::table::{Cell, Table, Tone, bytes, labels, list, paint, printable, verdict, verdict_tone};
+use super::time::micros;
+
+pub(crate) fn entries(list: &PolicyEntryList, view: View) -> String {
+    let mut text = String::new();
+    for slot in &list.slots {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        let used =
+            if slot.endpoints.is_empty() { "no endpoint".to_owned() } else { slot.endpoints.join(", ") };
+        let _ = writeln!(
+            text,
+            "slot {} ({}) of {}: {} entries",
+            slot.slot,
+            slot.direction.name(),
+            printable(&used),
+            slot.entries.len()
+        );
+        let mut t = Table::new(
+            view,
+            &["PEER", "PROTOCOL", "PORTS", "VERDICT", "RULE", "FLAGS"],
+            &["IDENTITY", "PRECEDENCE", "RULE-ID"],
+        );
+        for e in &slot.entries {
+            let mut flags = Vec::new();
+            if e.log {
+                flags.push("log");
+            }
+            if e.stateless {
+                flags.push("stateless");
+            }
+            t.row([
+                Cell::from(&e.peer),
+                Cell::from(&e.protocol),
+                Cell::from(&e.ports),
+                verdict(e.verdict),
+                Cell::from(&e.rule),
+                flags.join(",").into(),
+                e.peer.number.into(),
+                e.precedence.into(),
+                e.rule.number.into(),
+            ]);
+        }
+        text.push_str(&t.render());
+    }
+    text
+}
+
+pub(crate) fn rules(rules: &RuleList, view: View) -> String {
+    let mut t = Table::new(view, &["RULE", "HITS", "BYTES"], &["RULE-ID"]);
+    for r in &rules.rules {
+        t.row([Cell::from(&r.rule), r.hits.into(), bytes(r.bytes).into(), r.rule.number.into()]);
+    }
+    t.render()
+}
+
+pub(crate) fn wait(w: &PolicyWait, _: View) -> String {
+    let of = if w.revision == 0 { String::new() } else { format!(", revision {}", w.revision) };
+    format!("in force: document generation {}{of} (waited {})\n", w.generation, micros(w.waited_us))
+}
+
+pub(crate) fn explanation(e: &Explanation, view: View) -> String {
+    let mut text = format!(
+        "{}  {}\n",
+        paint(&e.verdict.name().to_uppercase(), verdict_tone(e.verdict), view),
+        printable(&e.summary)
+    );
+    for judgement in [&e.egress, &e.ingress].into_iter().flatten() {
+        text.push('\n');
+        one_side(&mut text, judgement, view);
+    }
+    text
+}
+
+fn one_side(text: &mut String, j: &Judgement, view: View) {
+    let rule = rule(j.rule.as_ref());
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        text,
+        "{} of {}: {} by {rule}{}",
+        j.direction.name(),
+        printable(&j.endpoint),
+        paint(j.verdict.name(), verdict_tone(j.verdict), view),
+        if j.local { "" } else { " (enforced on another node)" },
+    );
+    let _ = writeln!(text, "  why:    {}", printable(&j.why));
+    let _ = writeln!(text, "  peer:   {}", printable(&peer(&j.peer)));
+    if let Some(k) = &j.kernel {
+        let answer = match k.verdict {
+            Some(v) => paint(v.name(), verdict_tone(v), view),
+            None => paint("no entry: fails closed", Tone::Bad, view),
+        };
+        let agrees = k.verdict == Some(j.verdict);
+        let note = if agrees { String::new() } else { paint("  DIFFERS FROM THE DOCUMENT", Tone::Bad, view) };
+        let _ = writeln!(
+            text,
+            "  kernel: {answer} by {} (slot {}, identity {}){note}",
+            printable(&k.rule.to_string()),
+            k.slot,
+            k.identity
+        );
+    }
+    if j.considered.is_empty() {
+        return;
+    }
+    let mut t = Table::new(view, &["  TIER", "PRIORITY", "ACTION", "RULE", "MATCHED", "WHY"], &[]);
+    for c in &j.considered {
+        let matched = if c.matched { Cell::new("yes", Tone::Good) } else { Cell::new("no", Tone::Dim) };
+        t.row([
+            format!("  {}", c.tier).into(),
+            c.priority.into(),
+            Cell::from(&c.action),
+            Cell::from(&c.rule),
+            matched,
+            Cell::from(&c.why),
+        ]);
+    }
+    text.push_str(&t.render());
+}
+
+/// A rule's name, or that the default decided.
+pub(crate) fn rule(rule: Option<&Named>) -> String {
+    match rule {
+        Some(rule) if rule.number != 0 || !rule.name.is_empty() => printable(&rule.to_string()),
+        _ => "the default".to_owned(),
+    }
+}
+
+fn peer(p: &PeerInfo) -> String {
+    let mut parts = vec![format!("{} is identity {}", p.address, p.identity)];
+    parts.extend(p.endpoint.as_ref().map(|e| format!("endpoint {e}")));
+    if !p.labels.is_empty() {
+        parts.push(format!("labels {}", labels(&p.labels)));
+    }
+    if !p.cidrs.is_empty() {
+        parts.push(format!("in {}", list(&p.cidrs)));
+    }
+    parts.join(", ")
+}
+
+/// Whether the packet passes.
+pub(crate) fn passes(v: Verdict) -> bool {
+    v == Verdict::Allow
+}
