@@ -53,15 +53,21 @@ fn vpc_ops(state: &KernelState, plan: &NodePlan) -> Vec<Op> {
     let put = |(id, vpc): (&VpcId, &VpcPlan)| {
         let record = state.vpcs.get(&id.0);
         let same_record = record.is_some_and(|r| {
-            r.vni == id.0 && r.flags == lower::vpc_flag_bits(vpc) && r.generation != 0 && state.vnis.get(&id.0) == Some(&id.0)
+            r.vni == id.0
+                && r.flags == lower::vpc_flag_bits(vpc)
+                && r.generation != 0
+                && state.vnis.get(&id.0) == Some(&id.0)
         });
         let want = lower::gateway_record(vpc);
         let same_gateways =
             vpc.gateways.iter().all(|g| state.addresses.get(&lower::address_key(*id, *g)) == Some(&want));
         let stale_gateways: Vec<IpAddr> =
             gateways_of(state, id.0).filter(|g| !vpc.gateways.contains(g)).collect();
-        (!same_record || !same_gateways || !stale_gateways.is_empty())
-            .then(|| Op::PutVpc { id: *id, vpc: vpc.clone(), stale_gateways })
+        (!same_record || !same_gateways || !stale_gateways.is_empty()).then(|| Op::PutVpc {
+            id: *id,
+            vpc: vpc.clone(),
+            stale_gateways,
+        })
     };
     plan.vpcs.iter().filter_map(put).collect()
 }
@@ -115,7 +121,8 @@ fn policy_ops(state: &KernelState, plan: &NodePlan, bumps: &mut BTreeSet<VpcId>)
             }
             Some(Difference::Rules) => {
                 // The slot number stays while its meaning changes: whatever was decided under it must be decided anew.
-                let users = plan.endpoints.values().filter(|e| e.egress_slot == *slot || e.ingress_slot == *slot);
+                let users =
+                    plan.endpoints.values().filter(|e| e.egress_slot == *slot || e.ingress_slot == *slot);
                 bumps.extend(users.map(|e| e.vpc));
                 out.put.push((*slot, want));
             }
@@ -129,7 +136,10 @@ fn policy_ops(state: &KernelState, plan: &NodePlan, bumps: &mut BTreeSet<VpcId>)
 enum Difference {
     None,
     /// Whole identities come or go.
-    InPlace { add: PolicyEntries, remove: Vec<abi::PolicyKey> },
+    InPlace {
+        add: PolicyEntries,
+        remove: Vec<abi::PolicyKey>,
+    },
     /// Anything else: only a new inner map changes it in one step.
     Rules,
 }
@@ -138,7 +148,8 @@ fn difference(have: &PolicyEntries, want: &PolicyEntries) -> Difference {
     if have == want {
         return Difference::None;
     }
-    let add: PolicyEntries = want.iter().filter(|(k, v)| have.get(k) != Some(v)).map(|(k, v)| (*k, *v)).collect();
+    let add: PolicyEntries =
+        want.iter().filter(|(k, v)| have.get(k) != Some(v)).map(|(k, v)| (*k, *v)).collect();
     let remove: Vec<_> = have.keys().filter(|k| !want.contains_key(k)).copied().collect();
     let identities = |map: &PolicyEntries| map.keys().map(|k| k.identity).collect::<BTreeSet<_>>();
     let (had, wanted) = (identities(have), identities(want));
@@ -276,7 +287,10 @@ fn stale_roots(state: &KernelState, plan: &NodePlan) -> (Vec<Op>, Vec<Op>) {
     nodes.retain(|ip, _| !plan.nodes.contains_key(ip));
     let remove_node = |(address, local): (&IpAddr, &bool)| {
         let node = NodeName::new("unknown").ok()?;
-        Some(Op::RemoveNode { address: *address, node: NodeAddress { node, local: *local, tunnel: *address } })
+        Some(Op::RemoveNode {
+            address: *address,
+            node: NodeAddress { node, local: *local, tunnel: *address },
+        })
     };
     (vpcs.iter().filter_map(remove_vpc).collect(), nodes.iter().filter_map(remove_node).collect())
 }

@@ -6,7 +6,9 @@ use std::fmt;
 use std::net::IpAddr;
 
 use flowloom_bpf_abi as abi;
-use flowloom_compiler::{EndpointId, EndpointPlan, NodeAddress, Op, Peer, PolicyEntries, PolicySlot, VpcId, VpcPlan};
+use flowloom_compiler::{
+    EndpointId, EndpointPlan, NodeAddress, Op, Peer, PolicyEntries, PolicySlot, VpcId, VpcPlan,
+};
 use flowloom_model::EndpointKey;
 use ipnet::IpNet;
 
@@ -81,9 +83,21 @@ impl ApplyReport {
 pub type Devices = BTreeMap<EndpointId, DeviceInfo>;
 
 /// Applies operations in their order ([`flowloom_compiler::diff`] gives one in which every state in between is safe).
-pub fn apply(realise: &mut impl Realise, devices: &Devices, default_vpc: &mut Option<VpcId>, ops: &[Op]) -> ApplyReport {
+pub fn apply(
+    realise: &mut impl Realise,
+    devices: &Devices,
+    default_vpc: &mut Option<VpcId>,
+    ops: &[Op],
+) -> ApplyReport {
     let start = realise.writes();
-    let mut run = Run { realise, devices, default_vpc, report: ApplyReport::default(), bad_slots: BTreeSet::new(), bad_identities: BTreeSet::new() };
+    let mut run = Run {
+        realise,
+        devices,
+        default_vpc,
+        report: ApplyReport::default(),
+        bad_slots: BTreeSet::new(),
+        bad_identities: BTreeSet::new(),
+    };
     for op in ops {
         run.op(op);
         if run.report.aborted {
@@ -293,7 +307,8 @@ impl<R: Realise> Run<'_, R> {
             return;
         }
         if let Err(error) = self.realise.write(&Write::AddEntries(slot.0, entries)) {
-            self.bad_identities.extend(entries.keys().map(|k| k.identity).filter(|i| *i != abi::identity::ANY));
+            self.bad_identities
+                .extend(entries.keys().map(|k| k.identity).filter(|i| *i != abi::identity::ANY));
             self.report.fail(Object::Slot(slot), error);
         }
     }
@@ -328,7 +343,8 @@ impl<R: Realise> Run<'_, R> {
         let mut fit = Vec::with_capacity(peers.len());
         for ((vpc, net), peer) in peers {
             if self.bad_identities.contains(&peer.identity.0) {
-                let detail = format!("identity {} is not in every policy yet; its old one stays", peer.identity);
+                let detail =
+                    format!("identity {} is not in every policy yet; its old one stays", peer.identity);
                 let object = Object::Peer(*vpc, *net);
                 let error = Error::Invalid { object: object.to_string(), detail };
                 self.report.fail(object, error);
@@ -370,8 +386,11 @@ impl<R: Realise> Run<'_, R> {
 
     fn put_endpoint(&mut self, plan: &EndpointPlan) -> Result<()> {
         let refused = |detail: String| Error::Invalid { object: format!("endpoint {}", plan.key), detail };
-        if let Some(slot) = [plan.egress_slot, plan.ingress_slot].iter().find(|s| self.bad_slots.contains(s)) {
-            return Err(refused(format!("its policy (slot {slot}) does not fit; the old one stays in force")));
+        if let Some(slot) = [plan.egress_slot, plan.ingress_slot].iter().find(|s| self.bad_slots.contains(s))
+        {
+            return Err(refused(format!(
+                "its policy (slot {slot}) does not fit; the old one stays in force"
+            )));
         }
         let device = self
             .devices

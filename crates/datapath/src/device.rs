@@ -4,7 +4,9 @@ use std::io;
 
 use flowloom_bpf_abi::delivery;
 use flowloom_model::Mac;
-use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, sendto, socket};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, sendto, socket,
+};
 
 use crate::config::Forwarding;
 use crate::error::{Context as _, Result};
@@ -118,7 +120,8 @@ const NLA_TYPE_MASK: u16 = 0x3fff;
 
 /// One RTM_GETLINK (rtnetlink(7)) in the calling thread's namespace.
 fn read_link(query: Query<'_>) -> io::Result<Link> {
-    let sock = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
+    let sock =
+        socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
     bind(sock.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
     let request = link_request(&query)?;
     sendto(sock.as_raw_fd(), &request, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
@@ -173,7 +176,8 @@ fn text(b: &[u8]) -> String {
 }
 
 fn parse_link(message: &[u8]) -> io::Result<Link> {
-    let bad = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer to RTM_GETLINK is not a link");
+    let bad =
+        || io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer to RTM_GETLINK is not a link");
     let body = message.get(NLMSG_HEADER..).ok_or_else(bad)?;
     match u16_at(message, 4).ok_or_else(bad)? {
         RTM_NEWLINK => {}
@@ -242,7 +246,9 @@ mod tests {
 
     #[test]
     fn delivery_follows_the_kind_and_the_peers_namespace() {
-        let delivery = |kind, other, mode| DeviceInfo::from_link(parse_link(&newlink(kind, other)).unwrap(), mode).delivery;
+        let delivery = |kind, other, mode| {
+            DeviceInfo::from_link(parse_link(&newlink(kind, other)).unwrap(), mode).delivery
+        };
         assert_eq!(delivery("veth", true, Forwarding::Ebpf), Delivery::Peer);
         assert_eq!(delivery("veth", false, Forwarding::Ebpf), Delivery::Redirect);
         assert_eq!(delivery("tun", false, Forwarding::Ebpf), Delivery::Redirect);

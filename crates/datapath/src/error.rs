@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel is too old.
-    #[error("kernel {found} is older than {need}: flowloom needs TCX links; install a kernel {need} or newer")]
+    #[error(
+        "kernel {found} is older than {need}: flowloom needs TCX links; install a kernel {need} or newer"
+    )]
     KernelTooOld {
         /// `uname -r`.
         found: String,

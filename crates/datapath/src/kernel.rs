@@ -103,9 +103,7 @@ impl Maps {
 
     pub(crate) fn read(&self) -> Result<KernelState> {
         fn all<K: sys::Plain + Ord, V: sys::Plain>(map: &Map<K, V>, name: &str) -> Result<BTreeMap<K, V>> {
-            let mut out = BTreeMap::new();
-            map.for_each(|k, v| drop(out.insert(*k, *v))).in_map("reading", name)?;
-            Ok(out)
+            map.entries().in_map("reading", name)
         }
         let mut endpoints = all(&self.endpoints, name::ENDPOINTS)?;
         endpoints.retain(|_, r| lower::is_valid(r));
@@ -175,7 +173,13 @@ pub(crate) struct Kernel<'a> {
 }
 
 impl Kernel<'_> {
-    fn put<K: sys::Plain, V: sys::Plain>(&mut self, map: &Map<K, V>, name: &str, key: &K, value: Option<&V>) -> Result<()> {
+    fn put<K: sys::Plain, V: sys::Plain>(
+        &mut self,
+        map: &Map<K, V>,
+        name: &str,
+        key: &K,
+        value: Option<&V>,
+    ) -> Result<()> {
         self.writes.step()?;
         match value {
             Some(v) => map.set(key, v).in_map("writing", name),
@@ -183,7 +187,12 @@ impl Kernel<'_> {
         }
     }
 
-    fn fill(&mut self, slot: u32, entries: &PolicyEntries, capacity: u32) -> Result<Map<abi::PolicyKey, abi::PolicyValue>> {
+    fn fill(
+        &mut self,
+        slot: u32,
+        entries: &PolicyEntries,
+        capacity: u32,
+    ) -> Result<Map<abi::PolicyKey, abi::PolicyValue>> {
         let name = inner_name(slot);
         self.writes.step()?;
         let inner = sys::map_create(&name, capacity).in_map("creating", &name)?;
@@ -221,9 +230,13 @@ impl Kernel<'_> {
     }
 
     /// The inner map is full: a larger copy with the new entries takes its place in one pointer write.
-    fn grow(&mut self, slot: u32, inner: &Map<abi::PolicyKey, abi::PolicyValue>, entries: &PolicyEntries) -> Result<()> {
-        let mut all = PolicyEntries::new();
-        inner.for_each(|k, v| drop(all.insert(*k, *v))).in_map("reading", &inner_name(slot))?;
+    fn grow(
+        &mut self,
+        slot: u32,
+        inner: &Map<abi::PolicyKey, abi::PolicyValue>,
+        entries: &PolicyEntries,
+    ) -> Result<()> {
+        let mut all = inner.entries().in_map("reading", &inner_name(slot))?;
         all.extend(entries.iter().map(|(k, v)| (*k, *v)));
         let larger = self.fill(slot, &all, inner_capacity(all.len()))?;
         self.writes.step()?;

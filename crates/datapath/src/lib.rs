@@ -1,21 +1,37 @@
 //! Plans to map entries ([`lower`], pure); loader, pins, attachment, conntrack, counters, events, traces.
 //!
-//! [`Datapath`] owns the kernel state of one node. Programs, maps and links are pinned: it may die at any write and the next one adopts what it finds.
+//! [`Datapath`] owns the kernel state of one node; [`View`]s of it read, sweep and trace from any thread. Programs, maps and links are pinned:
+//! the owner may die at any write and the next one adopts what it finds.
 
 pub mod adopt;
 pub mod apply;
 pub mod config;
+pub mod conntrack;
+pub mod counters;
+mod datapath;
 pub mod device;
 mod error;
+pub mod events;
 mod kernel;
+pub mod links;
 pub mod lower;
+mod object;
 pub mod packet;
+mod pins;
 pub mod realise;
 pub mod state;
 pub mod sys;
+pub mod trace;
+mod view;
 
 pub use apply::{ApplyReport, Devices, Failure, Object};
 pub use config::{Config, Forwarding, NodeSettings};
+pub use conntrack::{ConntrackRow, CtFilter, SweepReport};
+pub use datapath::{Datapath, Opened, uninstall};
 pub use device::{Delivery, DeviceInfo};
 pub use error::{Error, Result};
+pub use events::Events;
+pub use links::{Attached, Finding, Hook, Problem};
 pub use state::KernelState;
+pub use trace::{TraceReport, TraceRequest};
+pub use view::View;

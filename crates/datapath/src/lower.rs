@@ -92,7 +92,11 @@ pub const fn vpc_flag_bits(vpc: &VpcPlan) -> u32 {
 /// Value of the node map.
 #[must_use]
 pub fn node_record(node: &NodeAddress) -> abi::NodeRecord {
-    abi::NodeRecord { flags: if node.local { node_flags::LOCAL } else { 0 }, pad: 0, tunnel: node.tunnel.into() }
+    abi::NodeRecord {
+        flags: if node.local { node_flags::LOCAL } else { 0 },
+        pad: 0,
+        tunnel: node.tunnel.into(),
+    }
 }
 
 /// An endpoint's record on its device.
@@ -222,12 +226,17 @@ mod tests {
 
     #[test]
     fn keys_come_back_as_what_they_were() {
-        for net in ["0.0.0.0/0", "10.0.0.0/8", "10.1.2.3/32", "::/0", "fd00::/64", "fd00::1/128", "2001:db8::/33"] {
+        for net in
+            ["0.0.0.0/0", "10.0.0.0/8", "10.1.2.3/32", "::/0", "fd00::/64", "fd00::1/128", "2001:db8::/33"]
+        {
             let net: IpNet = net.parse().unwrap();
             assert_eq!(peer_net(&peer_key(VpcId(9), net)), Some((VpcId(9), net)));
         }
         assert_eq!(peer_net(&abi::PeerKey { prefixlen: 31, ..Default::default() }), None);
-        assert_eq!(peer_net(&abi::PeerKey { prefixlen: 161, addr: abi::Addr::v4([1; 4]), ..Default::default() }), None);
+        assert_eq!(
+            peer_net(&abi::PeerKey { prefixlen: 161, addr: abi::Addr::v4([1; 4]), ..Default::default() }),
+            None
+        );
     }
 
     #[test]

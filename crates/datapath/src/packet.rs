@@ -76,7 +76,13 @@ impl Transport {
             Self::Tcp { .. } => 6,
             Self::Udp { .. } => 17,
             Self::Sctp { .. } => 132,
-            Self::Icmp { .. } => if v6 { 58 } else { 1 },
+            Self::Icmp { .. } => {
+                if v6 {
+                    58
+                } else {
+                    1
+                }
+            }
             Self::Other(n) => n,
         }
     }
@@ -126,7 +132,8 @@ impl Frame {
         };
         let header = if v6 { 40 } else { 20 };
         let total = segment.len() + header;
-        let length = u16::try_from(if v6 { segment.len() } else { total }).map_err(|_| invalid("longer than 65535 bytes"))?;
+        let length = u16::try_from(if v6 { segment.len() } else { total })
+            .map_err(|_| invalid("longer than 65535 bytes"))?;
         let protocol = self.transport.number(v6);
         if let Some(at) = checksum_at {
             let pseudo = if protocol == 1 { 0 } else { self.pseudo_header(segment.len(), protocol) };
@@ -307,7 +314,8 @@ mod tests {
     fn mixed_families_and_giants_are_refused() {
         let mixed = frame("10.0.0.1", "fd00::2", Transport::new(17, false, 1, 53), 0).build().unwrap_err();
         assert!(mixed.to_string().contains("families"), "{mixed}");
-        let giant = frame("10.0.0.1", "10.0.0.2", Transport::new(17, false, 1, 53), 65_508).build().unwrap_err();
+        let giant =
+            frame("10.0.0.1", "10.0.0.2", Transport::new(17, false, 1, 53), 65_508).build().unwrap_err();
         assert!(giant.to_string().contains("65535"), "{giant}");
     }
 }

@@ -189,17 +189,21 @@ impl Realise for Memory {
             }
             Write::Vni(vni, r) => put(&mut state.vnis, *vni, *r),
             Write::Address(k, r) => {
-                let after = state.addresses.len() + usize::from(r.is_some() && !state.addresses.contains_key(k));
+                let after =
+                    state.addresses.len() + usize::from(r.is_some() && !state.addresses.contains_key(k));
                 self.room(Kind::Addresses, after)?;
                 put(&mut self.state.addresses, *k, *r);
             }
             Write::Node(a, r) => put(&mut state.nodes, *a, *r),
             Write::Endpoint(id, r) => put(&mut state.endpoints, *id, crate::lower::is_valid(r).then_some(*r)),
-            Write::RemovePeers(keys) => keys.iter().for_each(|k| drop(state.peers.remove(k))),
-            Write::FreePolicies(slots) => slots.iter().for_each(|s| drop(state.policies.remove(s))),
+            Write::RemovePeers(keys) => state.peers.retain(|k, _| !keys.contains(k)),
+            Write::FreePolicies(slots) => state.policies.retain(|s, _| !slots.contains(s)),
             Write::AddEntries(slot, entries) => {
                 let Some(have) = state.policies.get(slot) else {
-                    return Err(Error::Invalid { object: format!("policy slot {slot}"), detail: "not there".into() });
+                    return Err(Error::Invalid {
+                        object: format!("policy slot {slot}"),
+                        detail: "not there".into(),
+                    });
                 };
                 let mut merged = have.clone();
                 merged.extend(entries.iter().map(|(k, v)| (*k, *v)));
@@ -208,7 +212,7 @@ impl Realise for Memory {
             }
             Write::RemoveEntries(slot, keys) => {
                 if let Some(have) = state.policies.get_mut(slot) {
-                    keys.iter().for_each(|k| drop(have.remove(k)));
+                    have.retain(|k, _| !keys.contains(k));
                 }
             }
             Write::CreatePolicies(_) | Write::PutPeers(_) => {}

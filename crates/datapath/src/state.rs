@@ -60,10 +60,13 @@ mod tests {
     fn covering_finds_the_longest_shorter_prefix_of_the_same_vpc() {
         let record = |identity| abi::PeerRecord { identity, ..Default::default() };
         let mut state = KernelState::default();
-        for (vpc, net, identity) in [(1, "10.0.0.0/8", 8), (1, "10.1.0.0/16", 16), (1, "10.1.2.3/32", 32), (2, "10.1.2.0/24", 24)] {
+        for (vpc, net, identity) in
+            [(1, "10.0.0.0/8", 8), (1, "10.1.0.0/16", 16), (1, "10.1.2.3/32", 32), (2, "10.1.2.0/24", 24)]
+        {
             state.peers.insert(peer_key(VpcId(vpc), net.parse().unwrap()), record(identity));
         }
-        let covering = |net: &str| state.covering(&peer_key(VpcId(1), net.parse().unwrap())).map(|r| r.identity);
+        let covering =
+            |net: &str| state.covering(&peer_key(VpcId(1), net.parse().unwrap())).map(|r| r.identity);
         assert_eq!(covering("10.1.2.3/32"), Some(16));
         assert_eq!(covering("10.1.0.0/16"), Some(8));
         assert_eq!(covering("10.0.0.0/8"), None);

@@ -61,8 +61,12 @@ struct UpdateAttr {
 /// # Errors
 /// `ENOLINK` when the device is gone.
 pub fn link_update(link: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> io::Result<()> {
-    let mut attr =
-        UpdateAttr { link: link.as_raw_fd() as u32, new_prog: prog.as_raw_fd() as u32, flags: 0, old_prog: 0 };
+    let mut attr = UpdateAttr {
+        link: link.as_raw_fd() as u32,
+        new_prog: prog.as_raw_fd() as u32,
+        flags: 0,
+        old_prog: 0,
+    };
     // SAFETY: no pointers.
     unsafe { bpf(Command::LinkUpdate, &mut attr) }.map(drop)
 }
@@ -121,7 +125,9 @@ pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     let hook = match (info.kind, info.attach_type) {
         (LINK_TYPE_TCX, 46) => TcxHook::Ingress,
         (LINK_TYPE_TCX, 47) => TcxHook::Egress,
-        (kind, at) => return Err(io::Error::other(format!("link type {kind}, attach type {at}: not a TCX link"))),
+        (kind, at) => {
+            return Err(io::Error::other(format!("link type {kind}, attach type {at}: not a TCX link")));
+        }
     };
     Ok(LinkInfo { id: info.id, prog_id: info.prog_id, ifindex: info.ifindex, hook })
 }
@@ -174,5 +180,8 @@ pub fn tcx_chain(ifindex: u32, hook: TcxHook) -> io::Result<Chain> {
         Err(e) => return Err(e),
     }
     let n = (attr.count as usize).min(64);
-    Ok(Chain { programs: progs[..n].iter().copied().zip(links[..n].iter().copied()).collect(), revision: attr.revision })
+    Ok(Chain {
+        programs: progs[..n].iter().copied().zip(links[..n].iter().copied()).collect(),
+        revision: attr.revision,
+    })
 }

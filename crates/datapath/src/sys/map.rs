@@ -1,5 +1,6 @@
 //! Maps: typed single and batch operations, creation, facts.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -22,9 +23,32 @@ macro_rules! plain {
     };
 }
 plain!(
-    u32, u64, abi::Addr, abi::AddressKey, abi::AddressRecord, abi::Counter, abi::CtEntry, abi::CtKey, abi::DeviceRecord, abi::DropKey, abi::EndpointRecord,
-    abi::FragKey, abi::FragValue, abi::NodeConfig, abi::NodeRecord, abi::PeerKey, abi::PeerRecord, abi::PolicyKey, abi::PolicyValue, abi::QuotaKey,
-    abi::QuotaValue, abi::RateKey, abi::RateValue, abi::TraceLog, abi::TrafficCounters, abi::VpcRecord,
+    u32,
+    u64,
+    abi::Addr,
+    abi::AddressKey,
+    abi::AddressRecord,
+    abi::Counter,
+    abi::CtEntry,
+    abi::CtKey,
+    abi::DeviceRecord,
+    abi::DropKey,
+    abi::EndpointRecord,
+    abi::FragKey,
+    abi::FragValue,
+    abi::NodeConfig,
+    abi::NodeRecord,
+    abi::PeerKey,
+    abi::PeerRecord,
+    abi::PolicyKey,
+    abi::PolicyValue,
+    abi::QuotaKey,
+    abi::QuotaValue,
+    abi::RateKey,
+    abi::RateValue,
+    abi::TraceLog,
+    abi::TrafficCounters,
+    abi::VpcRecord,
 );
 
 /// Entries per batch call: bounds the memory of one call, large enough that the call's cost vanishes.
@@ -311,6 +335,22 @@ impl<K: Plain, V: Plain> Map<K, V> {
         })
     }
 
+    /// Every entry, in the order of the keys.
+    ///
+    /// # Errors
+    /// Whatever the kernel says.
+    pub fn entries(&self) -> io::Result<BTreeMap<K, V>>
+    where
+        K: Ord,
+    {
+        let mut out = BTreeMap::new();
+        self.for_each_batch(|keys, values| {
+            out.extend(keys.iter().copied().zip(values.iter().copied()));
+            Ok(())
+        })?;
+        Ok(out)
+    }
+
     /// Calls `f` with slices of entries as the kernel returned them; `f` may write to the map.
     ///
     /// # Errors
@@ -408,7 +448,12 @@ impl<K: Plain, V: Plain> PerCpuMap<K, V> {
     /// # Errors
     /// When it is no map, the sizes differ, or the CPUs cannot be counted.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
-        const { assert!(std::mem::size_of::<V>().is_multiple_of(8), "the kernel rounds per-CPU values up to 8 bytes") };
+        const {
+            assert!(
+                std::mem::size_of::<V>().is_multiple_of(8),
+                "the kernel rounds per-CPU values up to 8 bytes"
+            )
+        };
         let facts = map_facts(fd.as_fd())?;
         let (key, value) = (std::mem::size_of::<K>(), std::mem::size_of::<V>());
         if (facts.key_size as usize, facts.value_size as usize) != (key, value) {
@@ -491,7 +536,7 @@ fn parse_cpus(text: &str) -> Option<usize> {
         .map(|range| {
             let (a, b) = range.split_once('-').unwrap_or((range, range));
             let (a, b): (usize, usize) = (a.parse().ok()?, b.parse().ok()?);
-            (a <= b).then_some(b - a + 1)
+            (a <= b).then(|| b - a + 1)
         })
         .sum::<Option<usize>>()
         .filter(|n| *n > 0)

@@ -10,10 +10,15 @@ use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::time::Duration;
 
-pub use link::{Chain, LinkInfo, TcxHook, link_by_id, link_create, link_detach, link_info, link_update, tcx_chain};
+pub use link::{
+    Chain, LinkInfo, TcxHook, link_by_id, link_create, link_detach, link_info, link_update, tcx_chain,
+};
 pub use map::{Map, MapFacts, PerCpuMap, Plain, map_by_id, map_create, map_facts, map_memory, possible_cpus};
-pub use prog::{Insn, ProgFacts, RunContext, RunResult, prog_by_id, prog_facts, prog_load, test_run, test_run_syscall};
+pub use prog::{
+    Insn, ProgFacts, RunContext, RunResult, prog_by_id, prog_facts, prog_load, test_run, test_run_syscall,
+};
 
 /// Commands of bpf(2) that are used here.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +54,12 @@ pub(crate) unsafe fn bpf<T>(command: Command, attr: &mut T) -> io::Result<i64> {
     loop {
         // SAFETY: the pointer and the size describe `attr`, which lives over the call; the rest is the caller's promise.
         let r = unsafe {
-            libc::syscall(libc::SYS_bpf, command as u32, std::ptr::from_mut(attr), std::mem::size_of::<T>() as u32)
+            libc::syscall(
+                libc::SYS_bpf,
+                command as u32,
+                std::ptr::from_mut(attr),
+                std::mem::size_of::<T>() as u32,
+            )
         };
         if r >= 0 {
             return Ok(r);
@@ -61,9 +71,23 @@ pub(crate) unsafe fn bpf<T>(command: Command, attr: &mut T) -> io::Result<i64> {
     }
 }
 
+/// `CLOCK_MONOTONIC`, the clock of the programs.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn monotonic() -> io::Result<Duration> {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a live timespec.
+    if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Duration::new(t.tv_sec as u64, t.tv_nsec as u32))
+}
+
 /// Takes ownership of a descriptor that bpf(2) returned.
 pub(crate) fn owned(fd: i64) -> io::Result<OwnedFd> {
-    let fd = RawFd::try_from(fd).map_err(|_| io::Error::other("the kernel returned an impossible descriptor"))?;
+    let fd =
+        RawFd::try_from(fd).map_err(|_| io::Error::other("the kernel returned an impossible descriptor"))?;
     // SAFETY: bpf(2) just made this descriptor for us and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

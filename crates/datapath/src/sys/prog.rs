@@ -41,8 +41,11 @@ struct KernelProgInfo {
 /// When the descriptor is no program.
 pub fn prog_facts(fd: BorrowedFd<'_>) -> io::Result<ProgFacts> {
     let mut ids = vec![0u32; 64];
-    let mut info =
-        KernelProgInfo { nr_map_ids: ids.len() as u32, map_ids: ids.as_mut_ptr() as u64, ..KernelProgInfo::default() };
+    let mut info = KernelProgInfo {
+        nr_map_ids: ids.len() as u32,
+        map_ids: ids.as_mut_ptr() as u64,
+        ..KernelProgInfo::default()
+    };
     // SAFETY: the struct is the prefix of `struct bpf_prog_info`; `map_ids` points at `nr_map_ids` integers, the other lengths are 0.
     unsafe { object_info(fd, &mut info) }?;
     if info.nr_map_ids as usize > ids.len() {
