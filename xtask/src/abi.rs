@@ -14,16 +14,13 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    if args.record {
-        std::fs::write(lock_path(), current()?).context("docs/abi.lock")
-    } else {
-        check()
-    }
+    if args.record { std::fs::write(lock_path(), current()?).context("docs/abi.lock") } else { check() }
 }
 
 /// Compares the recorded layout with the sources.
 pub(crate) fn check() -> Result<()> {
-    let recorded = std::fs::read_to_string(lock_path()).context("docs/abi.lock: record it with `cargo xtask abi --record`")?;
+    let recorded = std::fs::read_to_string(lock_path())
+        .context("docs/abi.lock: record it with `cargo xtask abi --record`")?;
     compare(&recorded, &current()?)
 }
 

@@ -5,17 +5,24 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
-use crate::{abi, layers, run};
+use crate::{abi, features, layers, run};
 
 #[derive(clap::Args, Default)]
 pub(crate) struct Args {
-    /// Only this part: fmt, clippy, layers, deny, links, abi.
+    /// Only this part: fmt, layers, abi, links, features, deny or clippy.
     part: Option<String>,
 }
 
 type Part = (&'static str, fn() -> Result<()>);
-const PARTS: &[Part] =
-    &[("fmt", fmt), ("layers", layers::check), ("abi", abi::check), ("links", links), ("deny", deny), ("clippy", clippy)];
+const PARTS: &[Part] = &[
+    ("fmt", fmt),
+    ("layers", layers::check),
+    ("abi", abi::check),
+    ("links", links),
+    ("features", features::check),
+    ("deny", deny),
+    ("clippy", clippy),
+];
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut ran = 0;
@@ -52,7 +59,8 @@ fn clippy() -> Result<()> {
 fn deny() -> Result<()> {
     let text = std::fs::read_to_string(run::root().join("deny.toml"))?;
     let allowed = quoted(text.lines().find(|l| l.starts_with("allow = [")).unwrap_or_default());
-    let out = run::output(&mut run::command(&run::cargo(), &["metadata", "--format-version", "1", "--locked"]))?;
+    let out =
+        run::output(&mut run::command(&run::cargo(), &["metadata", "--format-version", "1", "--locked"]))?;
     let metadata: serde_json::Value = serde_json::from_str(&out)?;
     let mut faults = Vec::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {
@@ -70,7 +78,10 @@ fn deny() -> Result<()> {
         bail!("{}", faults.join("\n"));
     }
     if run::command(&run::cargo(), &["deny", "--version"]).output().is_ok_and(|o| o.status.success()) {
-        run::succeed(&mut run::command(&run::cargo(), &["deny", "--log-level", "error", "check", "bans", "licenses", "sources"]))?;
+        run::succeed(&mut run::command(
+            &run::cargo(),
+            &["deny", "--log-level", "error", "check", "bans", "licenses", "sources"],
+        ))?;
     }
     Ok(())
 }

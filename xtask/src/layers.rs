@@ -15,13 +15,30 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("flowloom-model", &[]),
     ("flowloom-compiler", &["flowloom-model", "flowloom-bpf-abi"]),
     ("flowloom-netlink", &[]),
-    ("flowloom-datapath", &["flowloom-bpf-abi", "flowloom-bpf-logic", "flowloom-bpf-object", "flowloom-compiler", "flowloom-model"]),
+    (
+        "flowloom-datapath",
+        &[
+            "flowloom-bpf-abi",
+            "flowloom-bpf-logic",
+            "flowloom-bpf-object",
+            "flowloom-compiler",
+            "flowloom-model",
+        ],
+    ),
     ("flowloom-api", &[]),
-    ("flowloom-cni", &["flowloom-api"]),
-    ("flowloom-agent", &[
-        "flowloom-api", "flowloom-bpf-abi", "flowloom-compiler", "flowloom-datapath", "flowloom-model", "flowloom-netlink",
-    ]),
-    ("flowloom", &["flowloom-api", "flowloom-model"]),
+    ("flowloom-cni", &["flowloom-api", "flowloom-netlink"]),
+    (
+        "flowloom-agent",
+        &[
+            "flowloom-api",
+            "flowloom-bpf-abi",
+            "flowloom-compiler",
+            "flowloom-datapath",
+            "flowloom-model",
+            "flowloom-netlink",
+        ],
+    ),
+    ("flowloom", &["flowloom-api", "flowloom-bpf-abi", "flowloom-model"]),
     ("flowloom-testkit", &["flowloom-netlink"]),
     ("flowloom-tests-netns", &["*"]),
     ("flowloom-tests-e2e", &["*"]),
@@ -37,7 +54,8 @@ const NEVER: &[(&str, &[&str])] = &[
 ];
 
 pub(crate) fn check() -> Result<()> {
-    let text = run::output(&mut run::command(&run::cargo(), &["metadata", "--format-version", "1", "--locked"]))?;
+    let text =
+        run::output(&mut run::command(&run::cargo(), &["metadata", "--format-version", "1", "--locked"]))?;
     let metadata: Value = serde_json::from_str(&text)?;
     let faults = faults(&metadata)?;
     if faults.is_empty() { Ok(()) } else { bail!("layers:\n  {}", faults.join("\n  ")) }
@@ -56,7 +74,9 @@ fn faults(metadata: &Value) -> Result<Vec<String>> {
     for package in packages.iter().filter(|p| members.contains(&text(p, "id"))) {
         let name = text(package, "name");
         let Some((_, allowed)) = ALLOWED.iter().find(|(n, _)| *n == name) else {
-            faults.push(format!("{name} has no row in xtask/src/layers.rs: give it a place in the architecture"));
+            faults.push(format!(
+                "{name} has no row in xtask/src/layers.rs: give it a place in the architecture"
+            ));
             continue;
         };
         for dependency in list(package, "dependencies").iter().filter(|d| d["kind"].as_str() != Some("dev")) {
@@ -71,7 +91,9 @@ fn faults(metadata: &Value) -> Result<Vec<String>> {
         let manifest = text(package, "manifest_path");
         let toml = std::fs::read_to_string(&manifest).with_context(|| manifest.clone())?;
         if !toml.contains("[lints]\nworkspace = true") {
-            faults.push(format!("{name} does not opt in to the workspace's lints: add `[lints]` with `workspace = true`"));
+            faults.push(format!(
+                "{name} does not opt in to the workspace's lints: add `[lints]` with `workspace = true`"
+            ));
         }
     }
 

@@ -3,6 +3,7 @@
 mod abi;
 mod bpf;
 mod check;
+mod features;
 mod layers;
 mod run;
 mod tiers;

@@ -15,17 +15,19 @@ pub(crate) struct Args {
 
 #[derive(clap::Args)]
 pub(crate) struct DemoArgs {
-    /// Leave the two nodes running and say how to look around.
+    /// Leave the two nodes running until Enter, and say how to look around.
     #[arg(long)]
     keep: bool,
-    /// Remove what `--keep` left.
-    #[arg(long, conflicts_with = "keep")]
-    clean: bool,
 }
 
 type Tier = (&'static str, fn() -> Result<()>);
-const TIERS: &[Tier] =
-    &[("check", || check::run(&check::Args::default())), ("unit", unit), ("kernel", kernel), ("e2e", e2e), ("demo", || demo(&DemoArgs { keep: false, clean: false }))];
+const TIERS: &[Tier] = &[
+    ("check", || check::run(&check::Args::default())),
+    ("unit", unit),
+    ("kernel", kernel),
+    ("e2e", e2e),
+    ("demo", || demo(&DemoArgs { keep: false })),
+];
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let known: Vec<_> = TIERS.iter().map(|t| t.0).collect();
@@ -77,12 +79,12 @@ fn e2e() -> Result<()> {
 
 pub(crate) fn demo(args: &DemoArgs) -> Result<()> {
     binaries()?;
-    let mut command = run::command(&run::cargo(), &["run", "--quiet", "--locked", "--package", "flowloom-tests-e2e", "--bin", "flowloom-demo", "--"]);
+    let mut command = run::command(
+        &run::cargo(),
+        &["run", "--quiet", "--locked", "--package", "flowloom-tests-e2e", "--bin", "flowloom-demo", "--"],
+    );
     if args.keep {
         command.arg("--keep");
-    }
-    if args.clean {
-        command.arg("--clean");
     }
     run::succeed(command.env("FLOWLOOM_BIN_DIR", bin_dir()))
 }
@@ -98,7 +100,9 @@ fn binaries() -> Result<()> {
 }
 
 fn bin_dir() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| run::root().join("target"), PathBuf::from).join("debug")
+    std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| run::root().join("target"), PathBuf::from)
+        .join("debug")
 }
 
 fn cargo_test(args: &[&str]) -> Result<()> {
@@ -108,5 +112,9 @@ fn cargo_test(args: &[&str]) -> Result<()> {
 
 fn root_needed() -> Result<()> {
     let id = run::output(&mut run::command("id", &["-u"]))?;
-    if id.trim() == "0" { Ok(()) } else { bail!("this tier makes namespaces and loads programs: run it as root") }
+    if id.trim() == "0" {
+        Ok(())
+    } else {
+        bail!("this tier makes namespaces and loads programs: run it as root")
+    }
 }

@@ -1,0 +1,167 @@
+//! TCP load between two namespaces, both ends pinned, with the CPU time that both ends took.
+//!
+//! This kernel accounts softirq work to the thread it interrupts (no `IRQ_TIME_ACCOUNTING`), so the CPU time of both threads holds the network's work too.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use flowloom_netlink::Netns;
+
+/// What to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// As many bytes as go.
+    Stream,
+    /// One byte each way, again and again on one connection.
+    RequestResponse,
+    /// Connect, one byte each way, close.
+    ConnectRequestClose,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// Operations (stream: KiB received) per second.
+    pub rate: f64,
+    /// CPU nanoseconds per operation, both ends.
+    pub cpu_ns: f64,
+}
+
+/// Runs `load` from `client` to `address` in `server` for `time`.
+///
+/// # Errors
+/// When a namespace cannot be entered or the connection fails.
+pub fn run(load: Load, server: &Netns, client: &Netns, address: SocketAddr, time: Duration) -> Result<Outcome> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let operations = Arc::new(AtomicU64::new(0));
+    let listener = server.run_in(move || TcpListener::bind(address))?.context("bind")?;
+    let address = listener.local_addr()?;
+    std::thread::scope(|scope| {
+        let counted = Arc::clone(&operations);
+        let stopped = Arc::clone(&stop);
+        let serving = scope.spawn(move || -> Result<u64> {
+            pin(1);
+            let start = thread_cpu();
+            serve(load, &listener, &stopped, &counted)?;
+            Ok(thread_cpu() - start)
+        });
+        let stopped = Arc::clone(&stop);
+        let counted = Arc::clone(&operations);
+        let asking = scope.spawn(move || -> Result<(u64, Duration)> {
+            client.run_in(move || -> Result<(u64, Duration)> {
+                pin(0);
+                let (cpu, begin) = (thread_cpu(), Instant::now());
+                ask(load, address, begin + time, &counted)?;
+                let taken = begin.elapsed();
+                stopped.store(true, Ordering::Relaxed);
+                Ok((thread_cpu() - cpu, taken))
+            })?
+        });
+        let asked = asking.join().map_err(|_| anyhow::anyhow!("the client panicked"))?;
+        stop.store(true, Ordering::Relaxed);
+        if asked.is_err() {
+            // Wakes an accept that would wait for ever.
+            let _ = client.run_in(move || TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok());
+        }
+        let served = serving.join().map_err(|_| anyhow::anyhow!("the server panicked"))?;
+        let ((client_cpu, taken), server_cpu) = (asked?, served?);
+        let n = operations.load(Ordering::Relaxed).max(1) as f64;
+        Ok(Outcome { rate: n / taken.as_secs_f64(), cpu_ns: (client_cpu + server_cpu) as f64 / n })
+    })
+}
+
+fn serve(load: Load, listener: &TcpListener, stop: &AtomicBool, operations: &AtomicU64) -> Result<()> {
+    let mut buffer = vec![0u8; 256 * 1024];
+    loop {
+        let (mut stream, _) = listener.accept()?;
+        stream.set_nodelay(true)?;
+        match load {
+            Load::Stream => loop {
+                let n = stream.read(&mut buffer)?;
+                if n == 0 {
+                    return Ok(());
+                }
+                operations.fetch_add(n as u64 / 1024, Ordering::Relaxed);
+            },
+            Load::RequestResponse => {
+                let mut byte = [0u8; 1];
+                while stream.read(&mut byte)? == 1 {
+                    stream.write_all(&byte)?;
+                }
+                return Ok(());
+            }
+            Load::ConnectRequestClose => {
+                let mut byte = [0u8; 1];
+                if stream.read(&mut byte)? == 1 {
+                    stream.write_all(&byte)?;
+                }
+                // The client reads the end, closes first and keeps the port out of our TIME_WAIT.
+                let _ = stream.read(&mut byte);
+                if stop.load(Ordering::Relaxed) || byte == [b'q'] {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+fn ask(load: Load, address: SocketAddr, end: Instant, operations: &AtomicU64) -> Result<()> {
+    let mut byte = [b'x'; 1];
+    match load {
+        Load::Stream => {
+            let buffer = vec![0u8; 128 * 1024];
+            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).context("connect")?;
+            while Instant::now() < end {
+                stream.write_all(&buffer)?;
+            }
+        }
+        Load::RequestResponse => {
+            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).context("connect")?;
+            stream.set_nodelay(true)?;
+            while Instant::now() < end {
+                for _ in 0..64 {
+                    stream.write_all(&byte)?;
+                    stream.read_exact(&mut byte)?;
+                }
+                operations.fetch_add(64, Ordering::Relaxed);
+            }
+        }
+        Load::ConnectRequestClose => loop {
+            let last = Instant::now() >= end;
+            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).context("connect")?;
+            // A reset at the end frees the port at once: no run is limited by ports in TIME_WAIT.
+            reset_on_close(&stream);
+            byte = [if last { b'q' } else { b'x' }];
+            stream.write_all(&byte)?;
+            stream.read_exact(&mut byte)?;
+            operations.fetch_add(1, Ordering::Relaxed);
+            if last {
+                return Ok(());
+            }
+        },
+    }
+    Ok(())
+}
+
+fn reset_on_close(stream: &TcpStream) {
+    let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+    let _ = nix::sys::socket::setsockopt(stream, nix::sys::socket::sockopt::Linger, &linger);
+}
+
+fn pin(cpu: usize) {
+    let mut set = nix::sched::CpuSet::new();
+    // On a machine with one processor both ends share it.
+    if set.set(cpu).is_ok() {
+        let _ = nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set);
+    }
+}
+
+/// CPU nanoseconds of this thread.
+fn thread_cpu() -> u64 {
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID)
+        .map_or(0, |t| t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64)
+}
