@@ -9,11 +9,17 @@ mod fault;
 mod lookup;
 mod numbers;
 mod ops;
+#[cfg(any(test, feature = "oracle"))]
+pub mod oracle;
 mod plan;
 mod policy;
 mod ports;
 mod questions;
 mod spec;
+#[cfg(test)]
+mod tests;
+#[cfg(any(test, feature = "oracle"))]
+pub mod worldgen;
 
 pub use compile::*;
 pub use condition::*;
