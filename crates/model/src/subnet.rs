@@ -54,6 +54,15 @@ impl Subnet {
         Ranges::new(parts)
     }
 
+    /// What is never handed out: excluded, reserved, the gateway and what is given.
+    pub(crate) fn barred(&self, family: Family, more: impl IntoIterator<Item = IpAddr>) -> Ranges {
+        let points =
+            more.into_iter().chain(self.gateways.iter().copied()).filter(|ip| Family::of(*ip) == family);
+        let mut parts: Vec<_> = points.map(|ip| (bits(ip), bits(ip))).collect();
+        parts.extend_from_slice(self.closed(family).parts());
+        Ranges::new(parts)
+    }
+
     /// What a node's agent may hand out to CNI attachments.
     pub(crate) fn cni_parts(&self, node: &NodeName, family: Family) -> Ranges {
         let own = self.cni_ranges.iter().filter(|r| &r.node == node).map(|r| &r.cidr);

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use self::reader::{Fields, Path, Reader};
 pub(crate) use self::rules::MAX_PRIORITY;
 pub use self::schema::{Field, SHAPES, Shape, Support};
+pub(crate) use self::tree::yaml_options;
 pub use self::tree::{MAX_BYTES, MAX_DEPTH};
 use self::tree::{Node as Value, Tree};
 use crate::{DefaultPolicy, Fault, ObjectRef, Reason, Vpc, VpcName, World};

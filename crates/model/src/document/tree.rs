@@ -93,13 +93,24 @@ fn json(text: &str) -> Result<Tree, Fault> {
 }
 
 fn yaml(text: &str) -> Result<Tree, Fault> {
-    let options = serde_saphyr::options! {
+    serde_saphyr::from_str_with_options::<serde_saphyr::Spanned<Yaml>>(text, yaml_options(MAX_BYTES))
+        .map(Tree::from)
+        .map_err(|e| {
+            let mut f = Fault::new(Reason::SyntaxError, "", "", format!("not a single YAML document: {e}"));
+            f.line = e.location().map(|l| l.line()).filter(|&l| l > 0);
+            f
+        })
+}
+
+/// Bounds and strictness for every YAML text of this crate.
+pub(crate) fn yaml_options(bytes: usize) -> serde_saphyr::Options {
+    serde_saphyr::options! {
         budget: serde_saphyr::budget! {
-            max_reader_input_bytes: Some(MAX_BYTES),
+            max_reader_input_bytes: Some(bytes),
             max_depth: MAX_DEPTH,
             max_events: 8_000_000,
             max_nodes: 4_000_000,
-            max_total_scalar_bytes: MAX_BYTES,
+            max_total_scalar_bytes: bytes,
             max_documents: 1,
         },
         // Aliases are for repeated labels and the like, not for building large documents from small ones.
@@ -114,14 +125,7 @@ fn yaml(text: &str) -> Result<Tree, Fault> {
         underscored_numbers_as_strings: true,
         non_finite_float_policy: serde_saphyr::NonFiniteFloatPolicy::AsString,
         with_snippet: false,
-    };
-    serde_saphyr::from_str_with_options::<serde_saphyr::Spanned<Yaml>>(text, options).map(Tree::from).map_err(
-        |e| {
-            let mut f = Fault::new(Reason::SyntaxError, "", "", format!("not a single YAML document: {e}"));
-            f.line = e.location().map(|l| l.line()).filter(|&l| l > 0);
-            f
-        },
-    )
+    }
 }
 
 /// A JSON value; its deserializer does not tell lines.
