@@ -117,9 +117,21 @@ impl Nft {
     pub const TABLE: &str = "flowloom";
 
     /// For a table of the `inet` family, in the caller's namespace.
-    #[must_use]
-    pub fn new(table: &str) -> Self {
-        Self { table: table.into(), program: "nft".into(), netns: None }
+    ///
+    /// # Errors
+    /// When it is no name that `nft` could list again: a letter or `_`, then letters, digits, `_`, at most 63.
+    pub fn new(table: &str) -> Result<Self> {
+        let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+        if table.is_empty()
+            || table.len() > 63
+            || !table.bytes().all(word)
+            || table.as_bytes()[0].is_ascii_digit()
+        {
+            let reason =
+                format!("{table:?} is no table name: a letter or '_', then letters, digits, '_', at most 63");
+            return Err(Error::Nft { what: "setup", reason });
+        }
+        Ok(Self { table: table.into(), program: "nft".into(), netns: None })
     }
 
     /// In another namespace.
