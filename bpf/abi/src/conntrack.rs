@@ -78,8 +78,8 @@ pub struct CtEntry {
     pub flags: u16,
     /// [`ct_state`].
     pub state: u8,
-    /// Zero.
-    pub pad: u8,
+    /// [`ct_routes`].
+    pub routes: u8,
     /// Index of the service translation, 0 = none (services come later).
     pub rev_nat: u32,
     /// Address the originator meant before translation.
@@ -111,6 +111,15 @@ pub mod ct_flags {
     pub const FROM_HOST: u16 = 128;
     /// Rejected once already: the answer went out.
     pub const REJECTED: u16 = 256;
+}
+
+/// Which destinations a [`CtEntry`] knows: while the sender's decision is current, packets of that direction go to the other side's endpoint on
+/// this node, or, when that is 0, through `tunnel`. A new decision forgets both.
+pub mod ct_routes {
+    /// Of the original direction.
+    pub const ORIGINAL: u8 = 1;
+    /// Of the reply direction.
+    pub const REPLY: u8 = 2;
 }
 
 /// States of a [`CtEntry`]; each has a timeout in [`ct_timeout`].

@@ -50,19 +50,23 @@ pub static CONNTRACK: HashMap<abi::CtKey, abi::CtEntry, { abi::MAX_CONNTRACK as 
 pub static QUOTAS: HashMap<abi::QuotaKey, abi::QuotaValue, { abi::MAX_QUOTAS as usize }> = HashMap::new();
 
 #[btf_map(name = "fl_nodes")]
-pub static NODES: HashMap<abi::Addr, abi::NodeRecord, { abi::MAX_NODES as usize }, NO_PREALLOC> = HashMap::new();
+pub static NODES: HashMap<abi::Addr, abi::NodeRecord, { abi::MAX_NODES as usize }, NO_PREALLOC> =
+    HashMap::new();
 
 #[btf_map(name = "fl_fragments")]
-pub static FRAGMENTS: LruHashMap<abi::FragKey, abi::FragValue, { abi::MAX_FRAGMENTS as usize }> = LruHashMap::new();
+pub static FRAGMENTS: LruHashMap<abi::FragKey, abi::FragValue, { abi::MAX_FRAGMENTS as usize }> =
+    LruHashMap::new();
 
 #[btf_map(name = "fl_traffic")]
 pub static TRAFFIC: PerCpuArray<abi::TrafficCounters, { abi::MAX_ENDPOINTS as usize }> = PerCpuArray::new();
 
 #[btf_map(name = "fl_drops")]
-pub static DROPS: PerCpuHashMap<abi::DropKey, abi::Counter, { abi::MAX_DROPS as usize }> = PerCpuHashMap::new();
+pub static DROPS: PerCpuHashMap<abi::DropKey, abi::Counter, { abi::MAX_DROPS as usize }> =
+    PerCpuHashMap::new();
 
 #[btf_map(name = "fl_rule_hits")]
-pub static RULE_HITS: LruPerCpuHashMap<u32, abi::Counter, { abi::MAX_RULE_HITS as usize }> = LruPerCpuHashMap::new();
+pub static RULE_HITS: LruPerCpuHashMap<u32, abi::Counter, { abi::MAX_RULE_HITS as usize }> =
+    LruPerCpuHashMap::new();
 
 #[btf_map(name = "fl_events")]
 pub static EVENTS: RingBuf<abi::Event, { abi::EVENTS_BYTES as usize }> = RingBuf::new();
@@ -74,7 +78,7 @@ pub static RATES: LruHashMap<abi::RateKey, abi::RateValue, { abi::MAX_RATES as u
 pub static CONFIG: Array<abi::NodeConfig, 1> = Array::new();
 
 #[btf_map(name = "fl_scratch")]
-pub static SCRATCH: PerCpuArray<[u64; 256], 1> = PerCpuArray::new();
+pub static SCRATCH: PerCpuArray<flowloom_bpf_logic::Packet, 1> = PerCpuArray::new();
 
 #[btf_map(name = "fl_trace")]
 pub static TRACE: Array<abi::TraceLog, 1> = Array::new();

@@ -1,0 +1,175 @@
+//! What the stages of one packet tell each other: per-CPU scratch in the kernel.
+
+use flowloom_bpf_abi::{Addr, AddressKey, CtDecision, CtEntry, CtKey, Event, FragKey, PeerKey, PolicyKey};
+
+use crate::frame::{TunnelKey, Verdict};
+
+/// One packet's state. Set up by [`Packet::begin`]; what a stage has not filled is stale from the packet before.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Packet {
+    pub(crate) src: Addr,
+    pub(crate) dst: Addr,
+    /// Source of the connection's tuple: `src`, or the address that an ICMP error's inner packet went to.
+    pub(crate) tuple_src: Addr,
+    pub(crate) key: CtKey,
+    pub(crate) policy_key: PolicyKey,
+    pub(crate) address_key: AddressKey,
+    pub(crate) peer_key: PeerKey,
+    pub(crate) frag_key: FragKey,
+    /// Tunnel endpoint of the destination.
+    pub(crate) tunnel: Addr,
+    pub(crate) tunnel_key: TunnelKey,
+    pub(crate) decision: CtDecision,
+    pub(crate) entry: CtEntry,
+    pub(crate) event: Event,
+    pub(crate) verdict: i32,
+    pub(crate) flags: u32,
+    pub(crate) vpc: u32,
+    pub(crate) vpc_flags: u32,
+    pub(crate) vni: u32,
+    pub(crate) generation: u32,
+    /// Seconds.
+    pub(crate) now: u32,
+    /// Endpoint whose source side this hook judges, 0 = none.
+    pub(crate) src_ep: u32,
+    /// Endpoint whose destination side this hook judges, 0 = none.
+    pub(crate) dst_ep: u32,
+    pub(crate) src_identity: u32,
+    pub(crate) dst_identity: u32,
+    /// Endpoint that a drop is counted for.
+    pub(crate) blame: u32,
+    /// Offset of the transport header.
+    pub(crate) l4: u32,
+    /// IP packet's length by its own header.
+    pub(crate) ip_len: u32,
+    /// Datagram identification.
+    pub(crate) ident: u32,
+    pub(crate) tcp_seq: u32,
+    pub(crate) tcp_ack: u32,
+    /// Rule of the last decision.
+    pub(crate) rule: u32,
+    /// Largest IP packet where this one was too large.
+    pub(crate) mtu: u32,
+    /// `ifindex` of the hook's device.
+    pub(crate) ifindex: u32,
+    pub(crate) eth_dst: [u8; 6],
+    pub(crate) eth_src: [u8; 6],
+    pub(crate) ethertype: [u8; 2],
+    pub(crate) sport: [u8; 2],
+    pub(crate) dport: [u8; 2],
+    /// ICMP type and code that policy sees.
+    pub(crate) icmp: [u8; 2],
+    /// Bytes of the transport header.
+    pub(crate) l4_len: u8,
+    pub(crate) family: u8,
+    pub(crate) protocol: u8,
+    /// Protocol of the connection's tuple.
+    pub(crate) tuple_protocol: u8,
+    pub(crate) ttl: u8,
+    pub(crate) tcp_flags: u8,
+    pub(crate) hook: u8,
+    pub(crate) route: u8,
+    /// Reason of a route that leads nowhere.
+    pub(crate) route_drop: u8,
+    /// Direction that a drop is counted for.
+    pub(crate) blame_direction: u8,
+    /// Last verdict of a policy.
+    pub(crate) policy_verdict: u8,
+    /// Flags of the last decision.
+    pub(crate) policy_flags: u8,
+}
+
+/// Flags of a [`Packet`].
+pub(crate) mod flag {
+    /// First fragment.
+    pub(crate) const FRAG_FIRST: u32 = 1;
+    /// Later fragment: no transport header.
+    pub(crate) const FRAG_LATER: u32 = 2;
+    /// An ICMP error that quotes a packet.
+    pub(crate) const ICMP_ERROR: u32 = 4;
+    /// No connection is kept for it.
+    pub(crate) const UNTRACKED: u32 = 8;
+    /// Made by this host.
+    pub(crate) const FROM_HOST: u32 = 16;
+    /// Echo request.
+    pub(crate) const ECHO_REQUEST: u32 = 32;
+    /// Echo reply.
+    pub(crate) const ECHO_REPLY: u32 = 64;
+    /// IPv4 "don't fragment", or IPv6.
+    pub(crate) const DONT_FRAGMENT: u32 = 128;
+    /// The packet's source is the `lo` side of the key.
+    pub(crate) const SRC_IS_LO: u32 = 256;
+    /// Neighbour or router discovery.
+    pub(crate) const DISCOVERY: u32 = 512;
+    /// The packet travels with the originator's direction.
+    pub(crate) const ORIGINAL: u32 = 1024;
+    /// Found half open.
+    pub(crate) const HALF_OPEN: u32 = 2048;
+    /// Hook that forwards (finds the destination itself).
+    pub(crate) const FORWARDS: u32 = 4096;
+    /// The other side counts the packet.
+    pub(crate) const COUNTED: u32 = 8192;
+    /// `forwarding: stack`.
+    pub(crate) const BY_STACK: u32 = 16_384;
+}
+
+/// Where a packet goes.
+pub(crate) mod to {
+    /// Unknown yet.
+    pub(crate) const NONE: u8 = 0;
+    /// A local endpoint.
+    pub(crate) const LOCAL: u8 = 1;
+    /// This host's stack, for itself.
+    pub(crate) const HOST: u8 = 2;
+    /// A gateway address that programs answer for.
+    pub(crate) const GATEWAY: u8 = 3;
+    /// Another node by tunnel.
+    pub(crate) const TUNNEL: u8 = 4;
+    /// Another node by the uplink.
+    pub(crate) const DIRECT: u8 = 5;
+    /// The stack, to be routed.
+    pub(crate) const STACK: u8 = 6;
+    /// Nowhere: `route_drop` says why.
+    pub(crate) const NOWHERE: u8 = 7;
+}
+
+impl Packet {
+    /// Forgets the packet before.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, hook: u8, direction: u8) {
+        self.verdict = Verdict::DROP.0;
+        self.flags = 0;
+        self.vpc = 0;
+        self.vpc_flags = 0;
+        self.vni = 0;
+        self.generation = 0;
+        self.src_ep = 0;
+        self.dst_ep = 0;
+        self.src_identity = 0;
+        self.dst_identity = 0;
+        self.blame = 0;
+        self.rule = 0;
+        self.sport = [0; 2];
+        self.dport = [0; 2];
+        self.icmp = [0; 2];
+        self.family = 0;
+        self.protocol = 0;
+        self.tuple_protocol = 0;
+        self.tcp_flags = 0;
+        self.l4_len = 0;
+        self.hook = hook;
+        self.route = to::NONE;
+        self.route_drop = 0;
+        self.blame_direction = direction;
+        self.policy_verdict = 0;
+        self.policy_flags = 0;
+        self.src = Addr::ZERO;
+        self.dst = Addr::ZERO;
+    }
+
+    #[inline(always)]
+    pub(crate) const fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+}

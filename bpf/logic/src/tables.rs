@@ -1,0 +1,84 @@
+//! The maps as a hook sees them.
+
+use flowloom_bpf_abi::{
+    Addr, AddressKey, AddressRecord, CtEntry, CtKey, DropKey, EndpointRecord, Event, FragKey, FragValue,
+    NodeConfig, PeerKey, PeerRecord, PolicyKey, PolicyValue, QuotaKey, RateKey, VpcRecord,
+};
+
+use crate::conntrack::CtCell;
+
+/// Outcome of an insert that must not replace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Inserted {
+    /// It is there now.
+    Yes,
+    /// Someone else was faster.
+    Exists,
+    /// No room.
+    Full,
+}
+
+/// Access to the maps. A dry run answers every lookup and makes no write but trace steps.
+pub trait Tables: Copy {
+    /// An inner policy map.
+    type Slot: Copy;
+
+    /// Whether this is a trace.
+    fn dry(self) -> bool;
+    /// Endpoint id of a device.
+    fn device(self, ifindex: u32) -> Option<u32>;
+    /// Record of an endpoint.
+    fn endpoint(self, id: u32) -> Option<&'static EndpointRecord>;
+    /// Who has an address on this node.
+    fn address(self, key: &AddressKey) -> Option<AddressRecord>;
+    /// Who has an address anywhere.
+    fn peer(self, key: &PeerKey) -> Option<&'static PeerRecord>;
+    /// Record of a VPC.
+    fn vpc(self, id: u32) -> Option<&'static VpcRecord>;
+    /// VPC of a VNI.
+    fn vpc_of_vni(self, vni: u32) -> Option<u32>;
+    /// Compiled policy of a slot.
+    fn slot(self, slot: u32) -> Option<Self::Slot>;
+    /// Longest match in it.
+    fn policy(self, slot: Self::Slot, key: &PolicyKey) -> Option<&'static PolicyValue>;
+    /// Connection whose reply was seen.
+    fn established(self, key: &CtKey) -> Option<&'static CtCell>;
+    /// Connection whose reply was not.
+    fn half_open(self, key: &CtKey) -> Option<&'static CtCell>;
+    /// Adds an established connection.
+    fn insert_established(self, key: &CtKey, entry: &CtEntry) -> Inserted;
+    /// Adds a half-open connection.
+    fn insert_half_open(self, key: &CtKey, entry: &CtEntry) -> Inserted;
+    /// Removes a half-open connection.
+    fn remove_half_open(self, key: &CtKey);
+    /// Counts one more connection unless the limit is reached; no record = no limit.
+    fn take_quota(self, key: &QuotaKey) -> bool;
+    /// Undoes [`Self::take_quota`].
+    fn give_quota(self, key: &QuotaKey);
+    /// Whether an address is a node's.
+    fn is_node(self, addr: &Addr) -> bool;
+    /// Ports of a datagram.
+    fn fragment(self, key: &FragKey) -> Option<FragValue>;
+    /// Remembers the ports of a datagram.
+    fn learn_fragment(self, key: &FragKey, value: &FragValue);
+    /// The node's configuration.
+    fn config(self) -> Option<&'static NodeConfig>;
+    /// Counts a packet that an endpoint sent or received ([`flowloom_bpf_abi::direction`]).
+    fn count_traffic(self, endpoint: u32, direction: u8, bytes: u32);
+    /// Counts a drop.
+    fn count_drop(self, key: &DropKey, bytes: u32);
+    /// Counts a decision.
+    fn count_rule(self, rule: u32, bytes: u32);
+    /// Takes a token of a bucket that holds `limit` per second (0 = without limit). Below 2^32: granted, and how often it was refused so far.
+    fn take_token(self, key: &RateKey, limit: u32, second: u32) -> u64;
+    /// Hands a record to user space.
+    fn emit(self, event: &Event);
+    /// Notes a step of a trace.
+    fn step(self, kind: u32, a: u32, b: u32, c: u32);
+    /// `CLOCK_MONOTONIC`, nanoseconds.
+    fn now_ns(self) -> u64;
+    /// Reads a field that user space may be writing, once.
+    fn once(self, field: &u32) -> u32;
+    /// Writes before it stay before those after it.
+    fn barrier(self);
+}

@@ -1,0 +1,357 @@
+//! Connections: a packet meets the two decisions of its own.
+
+use flowloom_bpf_abi::{
+    Addr, CtEntry, DropReason, ct_flags, ct_routes, ct_state, direction, endpoint_flags, policy_flags,
+    trace_step, verdict,
+};
+
+use crate::conntrack::{self, CtCell, first_state};
+use crate::frame::Frame;
+use crate::guard::owns;
+use crate::packet::{Packet, flag, to};
+use crate::parse::{ACK, ICMP, ICMPV6, RST, SYN, TCP};
+use crate::tables::Tables;
+use crate::{Step, answer, bail, go, policy, report, route};
+
+/// Judges the packet by its connection, or as the start of one. On return `p.route` is known when the hook forwards.
+#[inline(never)]
+pub(crate) fn connection<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
+    if p.has(flag::UNTRACKED) {
+        return fresh(f, t, p, None);
+    }
+    conntrack::key(p);
+    let mut half = false;
+    let mut found = t.established(&p.key);
+    if found.is_none() {
+        found = t.half_open(&p.key);
+        half = true;
+    }
+    let error = p.has(flag::ICMP_ERROR);
+    let Some(e) = found else {
+        t.step(trace_step::CONNTRACK, 0, 0, 0);
+        if error {
+            bail!(ConntrackInvalid);
+        }
+        return fresh(f, t, p, None);
+    };
+    let original = (e.flags() & ct_flags::ORIG_IS_LO != 0) == p.has(flag::SRC_IS_LO);
+    t.step(trace_step::CONNTRACK, if half { 1 } else { 2 }, u32::from(!original), 0);
+    if e.is_expired(p.tuple_protocol, p.now) {
+        if error {
+            bail!(ConntrackInvalid);
+        }
+        return fresh(f, t, p, Some(e));
+    }
+    if !error {
+        // A port used again after its connection has ended.
+        if p.tuple_protocol == TCP && e.state() == ct_state::CLOSED && p.tcp_flags & (SYN | ACK) == SYN {
+            return fresh(f, t, p, Some(e));
+        }
+        // Both sides ask with the same identifier: the second question is no answer to the first.
+        let wrong_way = if original { flag::ECHO_REPLY } else { flag::ECHO_REQUEST };
+        if p.has(wrong_way) {
+            p.flags |= flag::UNTRACKED;
+            return fresh(f, t, p, None);
+        }
+    }
+    if half {
+        p.flags |= flag::HALF_OPEN;
+    }
+    if original {
+        p.flags |= flag::ORIGINAL;
+    }
+    known(f, t, p, e)
+}
+
+#[inline(never)]
+fn known<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell) -> Step {
+    let original = p.has(flag::ORIGINAL);
+    let (src_side, dst_side) = if original {
+        (direction::EGRESS, direction::INGRESS)
+    } else {
+        (direction::INGRESS, direction::EGRESS)
+    };
+    if p.src_ep != 0 {
+        go!(side(f, t, p, e, src_side));
+    }
+    if p.has(flag::FORWARDS) {
+        let cached = if original { ct_routes::ORIGINAL } else { ct_routes::REPLY };
+        if e.routes() & cached == 0 || !cached_route(t, p, e, dst_side) {
+            route::find(t, p);
+            go!(reachable(p));
+            if !t.dry() && (p.route == to::LOCAL || p.route == to::TUNNEL) {
+                remember(p, e, dst_side, cached);
+            }
+        }
+    } else if e.endpoint(src_side) != 0 && p.dst_ep != 0 {
+        // The sender's hook has counted it.
+        p.flags |= flag::COUNTED;
+    }
+    if p.dst_ep != 0 {
+        p.blame = p.dst_ep;
+        p.blame_direction = direction::INGRESS;
+        go!(side(f, t, p, e, dst_side));
+    }
+    conntrack::touch(t, p, e, f.len())
+}
+
+/// Takes the destination from the entry; false when it is not to be had there.
+#[inline(always)]
+fn cached_route<T: Tables>(t: T, p: &mut Packet, e: &CtCell, dst_side: u8) -> bool {
+    let id = e.endpoint(dst_side);
+    if id == 0 {
+        p.tunnel = e.tunnel();
+        p.route = to::TUNNEL;
+        return !p.tunnel.is_zero();
+    }
+    let valid = t
+        .endpoint(id)
+        .is_some_and(|ep| ep.flags & endpoint_flags::VALID != 0 && ep.vpc == p.vpc && owns(ep, &p.dst));
+    if valid {
+        p.dst_ep = id;
+        p.route = to::LOCAL;
+    }
+    valid
+}
+
+#[inline(always)]
+fn remember(p: &Packet, e: &CtCell, dst_side: u8, cached: u8) {
+    // An ICMP error of a router on the way says nothing about the connection's own path.
+    if p.has(flag::ICMP_ERROR) {
+        return;
+    }
+    if p.route == to::LOCAL {
+        // Quotas were taken for the endpoints that the entry names.
+        if e.flags() & ct_flags::COUNTED != 0 && e.endpoint(dst_side) != p.dst_ep {
+            return;
+        }
+        e.set_endpoint(dst_side, p.dst_ep);
+    } else {
+        if e.endpoint(dst_side) != 0 {
+            return;
+        }
+        e.set_tunnel(p.tunnel);
+    }
+    e.set_routes(e.routes() | cached);
+}
+
+/// A destination that no packet can reach.
+#[inline(always)]
+fn reachable(p: &mut Packet) -> Step {
+    if p.route == to::NOWHERE { Step(u32::from(p.route_drop)) } else { stack_mode(p) }
+}
+
+/// `forwarding: stack`: the receiver's side is judged where the stack delivers.
+#[inline(always)]
+fn stack_mode(p: &mut Packet) -> Step {
+    if p.has(flag::BY_STACK) && (p.route == to::LOCAL || p.route == to::TUNNEL || p.route == to::DIRECT) {
+        p.route = to::STACK;
+        p.dst_ep = 0;
+    }
+    Step::GO
+}
+
+/// One endpoint's own side of an entry: its decision when current, else a new one for the original tuple.
+#[inline(never)]
+fn side<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell, side: u8) -> Step {
+    let id = p.blame;
+    let Some(ep) = t.endpoint(id) else { bail!(UnknownEndpoint) };
+    let revision = t.once(&ep.revision);
+    let slot = t.once(if side == direction::EGRESS { &ep.egress_slot } else { &ep.ingress_slot });
+    let decision = e.decision(side);
+    if e.endpoint(side) == id && decision.is_current(revision, slot, p.generation) {
+        p.policy_verdict = decision.verdict();
+        if p.policy_verdict == verdict::ALLOW {
+            t.step(trace_step::CURRENT, u32::from(side), decision.rule(), 0);
+            return Step::GO;
+        }
+        p.rule = decision.rule();
+        identities(p, e);
+        return answer::refused(p, reason(side));
+    }
+    again(f, t, p, e, side)
+}
+
+#[inline(always)]
+const fn reason(side: u8) -> DropReason {
+    if side == direction::EGRESS { DropReason::PolicyEgress } else { DropReason::PolicyIngress }
+}
+
+/// Identities of source and destination, for events.
+#[inline(always)]
+fn identities(p: &mut Packet, e: &CtCell) {
+    let (orig, reply) = (e.judged(direction::INGRESS), e.judged(direction::EGRESS));
+    (p.src_identity, p.dst_identity) = if p.has(flag::ORIGINAL) { (orig, reply) } else { (reply, orig) };
+}
+
+/// Decides the original tuple anew for the endpoint `p.blame`.
+#[inline(never)]
+fn again<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell, side: u8) -> Step {
+    let id = p.blame;
+    let original = p.has(flag::ORIGINAL);
+    let peer_is_src = (side == direction::INGRESS) == original;
+    let from_host = side == direction::INGRESS && e.flags() & ct_flags::FROM_HOST != 0;
+    let peer_addr: Addr = if peer_is_src { p.tuple_src } else { p.dst };
+    let peer = if peer_is_src && p.has(flag::FROM_HOST) {
+        route::host_identity(t, p)
+    } else {
+        route::identity_of(t, p, &peer_addr)
+    };
+    tuple_port(p, original);
+    if from_host && !judges_host(t, id) {
+        go!(policy::always(t, p, id));
+    } else {
+        go!(policy::decide(t, p, id, side, peer));
+    }
+    report::decided(f, t, p, side);
+    let stateless = p.decision.flags & policy_flags::STATELESS != 0;
+    if !t.dry() {
+        e.set_routes(0);
+        e.set_judged(side, peer);
+        // Quotas were taken for the endpoints that the entry names.
+        if e.flags() & ct_flags::COUNTED == 0 || e.endpoint(side) == 0 {
+            e.set_endpoint(side, id);
+        }
+        if stateless {
+            p.decision.revision = 0;
+        }
+        e.decision(side).replace(t, &p.decision);
+    }
+    if stateless && !original && p.policy_verdict == verdict::ALLOW {
+        // No state: the answer is judged on its own, the other way round.
+        let own = if side == direction::EGRESS { direction::INGRESS } else { direction::EGRESS };
+        own_port(p);
+        go!(policy::decide(t, p, id, own, peer));
+        report::decided(f, t, p, own);
+        if p.policy_verdict != verdict::ALLOW {
+            return answer::refused(p, reason(own));
+        }
+    }
+    if p.policy_verdict != verdict::ALLOW {
+        identities(p, e);
+        return answer::refused(p, reason(side));
+    }
+    Step::GO
+}
+
+#[inline(always)]
+fn judges_host<T: Tables>(t: T, id: u32) -> bool {
+    t.endpoint(id).is_some_and(|ep| ep.flags & endpoint_flags::JUDGE_HOST != 0)
+}
+
+/// Protocol and port of the original tuple, for the policy's key.
+#[inline(always)]
+fn tuple_port(p: &mut Packet, original: bool) {
+    p.policy_key.protocol = p.tuple_protocol;
+    p.policy_key.port = match p.tuple_protocol {
+        ICMP => [8, 0],
+        ICMPV6 => [128, 0],
+        _ if original => p.dport,
+        _ => p.sport,
+    };
+}
+
+/// Protocol and port of the packet itself.
+#[inline(always)]
+fn own_port(p: &mut Packet) {
+    p.policy_key.protocol = p.protocol;
+    p.policy_key.port = if p.protocol == ICMP || p.protocol == ICMPV6 { p.icmp } else { p.dport };
+}
+
+/// The first packet of a connection, or one that is judged alone. `dead` is an entry that has ended: it starts over.
+#[inline(never)]
+fn fresh<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, dead: Option<&CtCell>) -> Step {
+    p.flags |= flag::ORIGINAL;
+    p.flags &= !flag::HALF_OPEN;
+    if p.has(flag::FORWARDS) {
+        route::find(t, p);
+        // A route that leads nowhere is the second reason: policy is asked first.
+        go!(stack_mode(p));
+    }
+    p.entry = CtEntry::default();
+    let mut keep = false;
+    if p.src_ep != 0 {
+        own_port(p);
+        go!(policy::decide(t, p, p.src_ep, direction::EGRESS, p.dst_identity));
+        report::decided(f, t, p, direction::EGRESS);
+        if p.policy_verdict != verdict::ALLOW {
+            return answer::refused(p, DropReason::PolicyEgress);
+        }
+        if p.policy_flags & policy_flags::STATELESS == 0 {
+            keep = true;
+            p.entry.decision[0] = p.decision;
+        }
+    }
+    if p.route == to::NOWHERE {
+        return Step(u32::from(p.route_drop));
+    }
+    if p.dst_ep != 0 {
+        p.blame = p.dst_ep;
+        p.blame_direction = direction::INGRESS;
+        let host = p.has(flag::FROM_HOST);
+        let src = p.tuple_src;
+        p.src_identity = if host { route::host_identity(t, p) } else { route::identity_of(t, p, &src) };
+        own_port(p);
+        if host && !judges_host(t, p.dst_ep) {
+            go!(policy::always(t, p, p.dst_ep));
+        } else {
+            go!(policy::decide(t, p, p.dst_ep, direction::INGRESS, p.src_identity));
+        }
+        report::decided(f, t, p, direction::INGRESS);
+        if p.policy_verdict != verdict::ALLOW {
+            return answer::refused(p, DropReason::PolicyIngress);
+        }
+        if p.policy_flags & policy_flags::STATELESS == 0 {
+            keep = true;
+            p.entry.decision[1] = p.decision;
+        }
+    }
+    if !keep || p.has(flag::UNTRACKED) {
+        return Step::GO;
+    }
+    if p.protocol == TCP && p.tcp_flags & RST != 0 {
+        bail!(ConntrackInvalid);
+    }
+    store(t, p, dead, f.len());
+    Step::GO
+}
+
+/// Writes the new connection.
+#[inline(never)]
+fn store<T: Tables>(t: T, p: &mut Packet, dead: Option<&CtCell>, bytes: u32) {
+    if t.dry() {
+        return;
+    }
+    let (state, flags) = first_state(p.tuple_protocol, p.tcp_flags);
+    p.entry.state = state;
+    p.entry.flags = flags;
+    if p.has(flag::SRC_IS_LO) {
+        p.entry.flags |= ct_flags::ORIG_IS_LO;
+    }
+    if p.has(flag::FROM_HOST) {
+        p.entry.flags |= ct_flags::FROM_HOST;
+    }
+    p.entry.packets[0] = 1;
+    p.entry.bytes[0] = u64::from(bytes);
+    p.entry.created = p.now;
+    p.entry.last_seen = p.now;
+    p.entry.orig_endpoint = p.src_ep;
+    p.entry.reply_endpoint = p.dst_ep;
+    p.entry.orig_identity = p.src_identity;
+    p.entry.reply_identity = p.dst_identity;
+    if p.has(flag::FORWARDS) {
+        if p.route == to::LOCAL {
+            p.entry.routes = ct_routes::ORIGINAL;
+        } else if p.route == to::TUNNEL {
+            p.entry.routes = ct_routes::ORIGINAL;
+            p.entry.tunnel = p.tunnel;
+        }
+    }
+    match dead {
+        Some(e) => e.restart(&p.entry),
+        None => {
+            // Someone faster has stored the same connection: the next packet finds that.
+            let _ = t.insert_half_open(&p.key, &p.entry);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The packet: [`Frame`] over `__sk_buff` and helpers only, so nothing depends on how much of it is linear.
+
+use core::ptr;
+
+use aya_ebpf::bindings::{
+    __sk_buff, BPF_F_INGRESS, BPF_F_INVALIDATE_HASH, BPF_F_RECOMPUTE_CSUM, BPF_F_TUNINFO_IPV6,
+    BPF_F_ZERO_CSUM_TX,
+};
+use aya_ebpf::helpers as bpf;
+use flowloom_bpf_abi::Addr;
+use flowloom_bpf_logic::{Frame, TunnelKey, Verdict};
+
+/// `PACKET_HOST` of linux/if_packet.h.
+const PACKET_HOST: u32 = 0;
+/// `BPF_ADJ_ROOM_MAC`: between link and network layer.
+const ROOM_MAC: u32 = 1;
+/// `struct bpf_tunnel_key`: id, remote, tos and ttl, label, local.
+type RawTunnelKey = [u32; 11];
+const RAW_TUNNEL_KEY: u32 = size_of::<RawTunnelKey>() as u32;
+const OUTER_TTL: u32 = 64;
+
+/// One packet. The pointer is the program's context.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Skb(pub *mut __sk_buff);
+
+macro_rules! field {
+    ($self:ident.$name:ident) => {
+        // SAFETY: the context is valid while the program runs; the verifier checks offset and width.
+        unsafe { ptr::read_volatile(&raw const (*$self.0).$name) }
+    };
+}
+
+impl Skb {
+    #[inline(always)]
+    fn write<const N: usize>(self, at: u32, bytes: &[u8; N], flags: u64) -> bool {
+        // SAFETY: the helper checks offset and length; the source is N readable bytes.
+        unsafe { bpf::bpf_skb_store_bytes(self.0.cast(), at, bytes.as_ptr().cast(), N as u32, flags) == 0 }
+    }
+}
+
+impl Frame for Skb {
+    #[inline(always)]
+    fn len(self) -> u32 {
+        field!(self.len)
+    }
+
+    #[inline(always)]
+    fn load<const N: usize>(self, at: u32, into: &mut [u8; N]) -> bool {
+        // SAFETY: the helper checks offset and length; the target is N writable bytes.
+        unsafe { bpf::bpf_skb_load_bytes(self.0.cast(), at, into.as_mut_ptr().cast(), N as u32) == 0 }
+    }
+
+    #[inline(always)]
+    fn store<const N: usize>(self, at: u32, bytes: &[u8; N]) -> bool {
+        self.write(at, bytes, 0)
+    }
+
+    #[inline(always)]
+    fn store_summed<const N: usize>(self, at: u32, bytes: &[u8; N]) -> bool {
+        self.write(at, bytes, (BPF_F_RECOMPUTE_CSUM | BPF_F_INVALIDATE_HASH) as u64)
+    }
+
+    #[inline(always)]
+    fn ifindex(self) -> u32 {
+        field!(self.ifindex)
+    }
+
+    #[inline(always)]
+    fn arrived_on(self) -> u32 {
+        field!(self.ingress_ifindex)
+    }
+
+    #[inline(always)]
+    fn mark(self) -> u32 {
+        field!(self.mark)
+    }
+
+    #[inline(always)]
+    fn set_mark(self, mark: u32) {
+        // SAFETY: as in `field!`; `mark` is writable for classifiers.
+        unsafe { ptr::write_volatile(&raw mut (*self.0).mark, mark) }
+    }
+
+    #[inline(always)]
+    fn gso_size(self) -> u32 {
+        field!(self.gso_size)
+    }
+
+    #[inline(always)]
+    fn tagged(self) -> bool {
+        field!(self.vlan_present) != 0
+    }
+
+    #[inline(never)]
+    fn checksum_pending(self, at: u32) -> bool {
+        let (mut before, mut after) = ([0; 2], [0; 2]);
+        // The helper leaves the field alone for a change of the payload when a device is still to sum it up.
+        // SAFETY: the helper checks the offset.
+        let tried = unsafe { bpf::bpf_l4_csum_replace(self.0, at, 0, 1, 2) == 0 };
+        if !self.load(at, &mut before) {
+            return false;
+        }
+        // SAFETY: as above; the second change shows whether the first one was made.
+        let again = unsafe { bpf::bpf_l4_csum_replace(self.0, at, 0, 1, 2) == 0 };
+        if !tried || !again || !self.load(at, &mut after) {
+            return false;
+        }
+        if before == after {
+            return true;
+        }
+        // SAFETY: as above; undoes both.
+        unsafe {
+            bpf::bpf_l4_csum_replace(self.0, at, 1, 0, 2);
+            bpf::bpf_l4_csum_replace(self.0, at, 1, 0, 2);
+        }
+        false
+    }
+
+    #[inline(always)]
+    fn resize(self, len: u32) -> bool {
+        // SAFETY: the helper checks the length.
+        unsafe { bpf::bpf_skb_change_tail(self.0, len, 0) == 0 }
+    }
+
+    #[inline(always)]
+    fn insert_l3(self, bytes: u32) -> bool {
+        // SAFETY: the helper checks the length.
+        unsafe { bpf::bpf_skb_adjust_room(self.0, bytes as i32, ROOM_MAC, 0) == 0 }
+    }
+
+    #[inline(always)]
+    fn for_this_host(self) {
+        // SAFETY: the helper checks the type. A refusal leaves the type as it is: the packet was for this host already.
+        unsafe {
+            bpf::bpf_skb_change_type(self.0, PACKET_HOST);
+        }
+    }
+
+    #[inline(never)]
+    fn tunnel(self, key: &mut TunnelKey) -> bool {
+        let mut raw: RawTunnelKey = [0; 11];
+        // SAFETY: the helper writes at most the size it is told.
+        let v4 =
+            unsafe { bpf::bpf_skb_get_tunnel_key(self.0, raw.as_mut_ptr().cast(), RAW_TUNNEL_KEY, 0) == 0 };
+        if v4 {
+            key.vni = raw[0];
+            key.remote = Addr::v4(raw[1].to_be_bytes());
+            return true;
+        }
+        // SAFETY: as above.
+        let v6 = unsafe {
+            bpf::bpf_skb_get_tunnel_key(
+                self.0,
+                raw.as_mut_ptr().cast(),
+                RAW_TUNNEL_KEY,
+                BPF_F_TUNINFO_IPV6 as u64,
+            ) == 0
+        };
+        key.vni = raw[0];
+        let (a, b, c, d) =
+            (raw[1].to_ne_bytes(), raw[2].to_ne_bytes(), raw[3].to_ne_bytes(), raw[4].to_ne_bytes());
+        key.remote = Addr([
+            a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3], c[0], c[1], c[2], c[3], d[0], d[1], d[2], d[3],
+        ]);
+        v6
+    }
+
+    #[inline(never)]
+    fn set_tunnel(self, key: &TunnelKey) -> bool {
+        let mut raw: RawTunnelKey = [0; 11];
+        raw[0] = key.vni;
+        raw[5] = OUTER_TTL << 8;
+        let a = &key.remote.0;
+        let flags = if key.remote.is_v4() {
+            raw[1] = u32::from_be_bytes([a[12], a[13], a[14], a[15]]);
+            BPF_F_ZERO_CSUM_TX
+        } else {
+            raw[1] = u32::from_ne_bytes([a[0], a[1], a[2], a[3]]);
+            raw[2] = u32::from_ne_bytes([a[4], a[5], a[6], a[7]]);
+            raw[3] = u32::from_ne_bytes([a[8], a[9], a[10], a[11]]);
+            raw[4] = u32::from_ne_bytes([a[12], a[13], a[14], a[15]]);
+            BPF_F_TUNINFO_IPV6
+        };
+        // SAFETY: the helper reads the size it is told.
+        unsafe {
+            bpf::bpf_skb_set_tunnel_key(self.0, raw.as_mut_ptr().cast(), RAW_TUNNEL_KEY, flags as u64) == 0
+        }
+    }
+
+    #[inline(always)]
+    fn redirect(self, ifindex: u32) -> Verdict {
+        // SAFETY: takes numbers only.
+        Verdict(unsafe { bpf::bpf_redirect(ifindex, 0) } as i32)
+    }
+
+    #[inline(always)]
+    fn redirect_ingress(self, ifindex: u32) -> Verdict {
+        // SAFETY: takes numbers only.
+        Verdict(unsafe { bpf::bpf_redirect(ifindex, BPF_F_INGRESS as u64) } as i32)
+    }
+
+    #[inline(always)]
+    fn redirect_peer(self, ifindex: u32) -> Verdict {
+        // SAFETY: takes numbers only.
+        Verdict(unsafe { bpf::bpf_redirect_peer(ifindex, 0) } as i32)
+    }
+
+    #[inline(always)]
+    fn redirect_neigh(self, ifindex: u32) -> Verdict {
+        // SAFETY: no parameters: the helper asks the host's routes.
+        Verdict(unsafe { bpf::bpf_redirect_neigh(ifindex, ptr::null_mut(), 0, 0) } as i32)
+    }
+}
