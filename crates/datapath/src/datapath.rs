@@ -7,6 +7,7 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use flowloom_bpf_abi::map_name::PINNED;
 use flowloom_bpf_abi::{self as abi, map_name as name};
 use flowloom_compiler::{EndpointId, NodePlan, Op, VpcId};
 
@@ -15,7 +16,7 @@ use crate::apply::{self, ApplyReport, Devices};
 use crate::config::{Config, NodeSettings, node_settings};
 use crate::device::DeviceInfo;
 use crate::error::{Context as _, Error, Result};
-use crate::kernel::{Kernel, Maps, PINNED, Writes};
+use crate::kernel::{Kernel, Maps, Writes};
 use crate::links::{Attached, Finding, Hook, Links, Programs};
 use crate::lower;
 use crate::object::Object;

@@ -38,28 +38,6 @@ pub(crate) struct Maps {
     pub(crate) config: Map<u32, abi::NodeConfig>,
 }
 
-/// Names of the maps that are pinned; the rest of the object's maps belong to one load.
-pub(crate) const PINNED: [&str; 18] = [
-    name::DEVICES,
-    name::ENDPOINTS,
-    name::ADDRESSES,
-    name::IPCACHE,
-    name::VPCS,
-    name::VNIS,
-    name::POLICY,
-    name::CONNTRACK_NEW,
-    name::CONNTRACK,
-    name::QUOTAS,
-    name::NODES,
-    name::FRAGMENTS,
-    name::TRAFFIC,
-    name::DROPS,
-    name::RULE_HITS,
-    name::EVENTS,
-    name::RATES,
-    name::CONFIG,
-];
-
 impl Maps {
     /// Opens each by `open(name)`.
     pub(crate) fn open(mut open: impl FnMut(&str) -> Result<OwnedFd>) -> Result<Self> {

@@ -6,18 +6,15 @@ use std::path::Path;
 
 use aya::EbpfLoader;
 use aya::programs::Program;
-use flowloom_bpf_abi::map_name;
+use flowloom_bpf_abi::map_name::{self, PINNED, TRACE};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::kernel::PINNED;
 use crate::links::Hook;
 use crate::sys::MapFacts;
 
 /// Name of the constant that turns a load into a trace.
 const DRY_RUN: &str = "DRY_RUN";
-/// The map that a dry run writes.
-pub(crate) const TRACE_MAP: &str = "fl_trace";
 
 /// A map as the object (and the configuration) declares it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,9 +133,9 @@ impl Object {
                 .map_err(|e| failed(format!("keeping {}", hook.name()), &e))?;
             programs.insert(hook, fd);
         }
-        let trace = match ebpf.map(TRACE_MAP) {
+        let trace = match ebpf.map(TRACE) {
             Some(aya::maps::Map::Array(data)) => data.fd().as_fd().try_clone_to_owned(),
-            _ => return Err(Error::Missing { kind: "map", name: TRACE_MAP.to_owned() }),
+            _ => return Err(Error::Missing { kind: "map", name: TRACE.to_owned() }),
         };
         Ok(Loaded { programs, trace: trace.map_err(|e| failed("keeping fl_trace", &e))? })
     }
