@@ -72,8 +72,8 @@ fn ip(text: &str) -> IpAddr {
 }
 
 const PORTS: [u16; 14] = [1, 2, 22, 53, 79, 80, 81, 443, 444, 1023, 1024, 8080, 32768, 65535];
-const PROTOCOLS: [Protocol; 6] =
-    [Protocol::Any, Protocol::Tcp, Protocol::Tcp, Protocol::Udp, Protocol::Icmp, Protocol::Sctp];
+const PROTOCOLS: [Protocol; 7] =
+    [Protocol::Any, Protocol::Any, Protocol::Tcp, Protocol::Tcp, Protocol::Udp, Protocol::Icmp, Protocol::Sctp];
 const PREFIXES: [&str; 22] = [
     "0.0.0.0/0",
     "10.0.0.0/8",
@@ -156,7 +156,7 @@ fn fill(world: &mut World, vpc: &VpcName, rng: &mut Rng) {
     for (subnet, cidrs, gateways) in subnets.into_iter().take(1 + rng.below(3)) {
         add_subnet(world, vpc, subnet, cidrs, gateways);
     }
-    for group in 0..1 + rng.below(5) {
+    for group in 0..1 + rng.below(6) {
         add_group(world, vpc, &format!("g{group}"), rng);
     }
     for group in 0..rng.below(3) {
@@ -189,7 +189,7 @@ fn add_group(world: &mut World, vpc: &VpcName, group: &str, rng: &mut Rng) {
         tier: rng.below(2) as u8,
         default_deny_ingress: switch(rng),
         default_deny_egress: switch(rng),
-        rules: (0..rng.below(7)).map(|at| rule(&format!("r{at}"), rng)).collect(),
+        rules: (0..rng.below(16)).map(|at| rule(&format!("r{at}"), rng)).collect(),
     };
     world.security_groups.insert((vpc.clone(), group.name.clone()), group);
 }
@@ -214,7 +214,7 @@ fn add_endpoint(world: &mut World, vpc: &VpcName, number: usize, rng: &mut Rng) 
     }
     let groups: Vec<_> =
         world.security_groups.keys().filter(|(v, _)| v == vpc).map(|(_, g)| g.clone()).collect();
-    let mut attached: BTreeSet<_> = (0..rng.below(4)).map(|_| rng.pick(&groups).clone()).collect();
+    let mut attached: BTreeSet<_> = (0..rng.below(5)).map(|_| rng.pick(&groups).clone()).collect();
     if rng.one_in(40) {
         attached.insert(name("missing"));
     }
@@ -291,9 +291,9 @@ fn cidr_entry(rng: &mut Rng) -> CidrEntry {
 }
 
 fn remote(rng: &mut Rng) -> Remote {
-    match rng.below(12) {
-        0 | 1 => Remote::Any,
-        2..=4 => Remote::Cidr(cidr_entry(rng)),
+    match rng.below(13) {
+        0..=2 => Remote::Any,
+        3 | 4 | 12 => Remote::Cidr(cidr_entry(rng)),
         5 => Remote::CidrGroup(name(rng.word(&["c0", "c1"]))),
         6 | 7 => Remote::Group(name(rng.word(&["g0", "g1", "g2", "g3"]))),
         8 | 9 => Remote::Selector(selector(rng)),
@@ -334,12 +334,12 @@ pub fn rule(id: &str, rng: &mut Rng) -> Rule {
         }
         return rule;
     }
-    if rng.one_in(3) {
+    if rng.one_in(2) {
         return rule;
     }
     for _ in 0..1 + rng.below(2) {
         let (a, b) = (*rng.pick(&PORTS), *rng.pick(&PORTS));
-        rule.ports.push(if rng.one_in(2) { (a, a) } else { (a.min(b), a.max(b)) });
+        rule.ports.push(if rng.one_in(3) { (a, a) } else { (a.min(b), a.max(b)) });
     }
     if rng.one_in(3) {
         rule.named_ports.push(name(rng.word(&["web", "dns"])));

@@ -83,13 +83,13 @@ fn compiled_entries_decide_as_the_oracle() {
     let seed = seed();
     let mut shares: BTreeMap<(Verdict2, Option<u8>), u64> = BTreeMap::new();
     let mut decisions = 0u64;
-    for number in 0..2500u64 {
+    for number in 0..2000u64 {
         let world_seed = seed.wrapping_add(number);
         let mut rng = Rng::new(world_seed);
         let world = worldgen::world(&mut rng);
         let run = Run::new(&world, Fault::None);
         for endpoint in run.plan.endpoints.values() {
-            for _ in 0..24 {
+            for _ in 0..14 {
                 for direction in [Direction::Egress, Direction::Ingress] {
                     let packet = worldgen::packet(&world, &endpoint.key, &mut rng);
                     let tier =
