@@ -27,6 +27,8 @@ enum Command {
     Test(tiers::Args),
     /// Build everything and run the demonstration.
     Demo(tiers::DemoArgs),
+    /// Measure against peers in the same run; writes docs/benchmarks.json and .md.
+    Bench(tiers::BenchArgs),
     /// Record the layout of the map ABI after a deliberate change (`docs/abi.lock`).
     Abi(abi::Args),
 }
@@ -37,6 +39,7 @@ fn main() -> anyhow::Result<()> {
         Command::Check(args) => check::run(&args),
         Command::Test(args) => tiers::run(&args),
         Command::Demo(args) => tiers::demo(&args),
+        Command::Bench(args) => tiers::bench(&args),
         Command::Abi(args) => abi::run(&args),
     }
 }

@@ -20,6 +20,15 @@ pub(crate) struct DemoArgs {
     keep: bool,
 }
 
+#[derive(clap::Args)]
+pub(crate) struct BenchArgs {
+    /// Which benchmark: node.
+    name: String,
+    /// Run short and compare with the record; a ratio that moved more than 20 % fails.
+    #[arg(long)]
+    verify: bool,
+}
+
 type Tier = (&'static str, fn() -> Result<()>);
 const TIERS: &[Tier] = &[
     ("check", || check::run(&check::Args::default())),
@@ -87,6 +96,20 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<()> {
         command.arg("--keep");
     }
     run::succeed(command.env("FLOWLOOM_BIN_DIR", bin_dir()))
+}
+
+/// Release builds on both sides of every comparison.
+pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
+    root_needed()?;
+    bpf::build()?;
+    let packages = ["-p", "flowloom-agent", "-p", "flowloom-cni", "-p", "flowloom", "-p", "flowloom-benches"];
+    run::succeed(run::command(&run::cargo(), &["build", "--release", "--quiet", "--locked"]).args(packages))?;
+    let dir = bin_dir().with_file_name("release");
+    let mut command = run::command(&dir.join("flowloom-bench").display().to_string(), &[args.name.as_str()]);
+    if args.verify {
+        command.arg("--verify");
+    }
+    run::succeed(command.env("FLOWLOOM_BIN_DIR", dir))
 }
 
 /// Builds the programs, then the binaries that embed them.

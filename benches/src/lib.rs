@@ -1,0 +1,8 @@
+//! Benchmarks against peers in the same run. Rates drift on shared machines; ratios of interleaved runs and CPU time per operation do not.
+
+pub mod cni;
+pub mod node;
+pub mod peers;
+pub mod report;
+pub mod stats;
+pub mod traffic;
