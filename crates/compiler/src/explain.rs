@@ -1,11 +1,19 @@
 //! Why a packet is decided as it is: the path the kernel takes, with the names people wrote.
 
+mod reason;
+
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use flowloom_model::{Action, Direction, EndpointKey, EndpointName, VpcName, World};
+use flowloom_bpf_abi::{peer_flags, policy_flags, verdict};
+use flowloom_model::{Action, Direction, Endpoint, EndpointKey, EndpointName, VpcName, World};
 use serde::{Deserialize, Serialize};
 
-use crate::{Identity, IdentityFacts, NodePlan, PolicySlot, RuleId, RuleRef};
+use crate::diff::facts_of;
+use crate::{
+    EndpointPlan, Identity, IdentityFacts, NodePlan, Numbers, PolicySlot, PolicySpec, RuleId, RuleRef,
+    SpecRule, VpcId, compile, lookup,
+};
 
 /// One side of a question.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -207,11 +215,210 @@ pub struct Candidate {
     pub why: String,
 }
 
-/// Answers a question from the world's rules and the plan's entries, as the kernel of this node decides.
+/// Answers a question from the world's rules and the plan's entries, as the kernels of the nodes decide.
+///
+/// An endpoint of another node is judged by the plan that its own node computes from the same world.
 ///
 /// # Errors
 /// When the question names what does not exist or cannot meet.
 pub fn explain(world: &World, plan: &NodePlan, query: &Query) -> Result<Explanation, ExplainError> {
-    let _ = (world, plan);
-    Err(ExplainError::UnknownVpc(query.vpc.clone()))
+    let vpc = world.vpcs.get(&query.vpc).ok_or_else(|| ExplainError::UnknownVpc(query.vpc.clone()))?;
+    let vni = vpc.vni.ok_or_else(|| ExplainError::VpcWaits(query.vpc.clone()))?;
+    let id = VpcId(vni.number());
+    let (source, destination) = addresses(world, query)?;
+    let owner = |ip: IpAddr| world.endpoints.values().find(|e| e.vpc == query.vpc && e.ips.contains(&ip));
+    let (from, to) = (owner(source), owner(destination));
+    if from.is_none() && to.is_none() {
+        return Err(ExplainError::NoEndpoint(source, destination));
+    }
+    let judge = |endpoint: Option<&Endpoint>, direction, peer| {
+        let endpoint = endpoint?;
+        let packet = Packet { vpc: id, peer, protocol: query.protocol, bits: query.port.bits() };
+        if let Some(record) = plan.endpoints.get(&endpoint.key()) {
+            return judgement(plan, record, direction, packet, true);
+        }
+        let elsewhere = compile(world, &endpoint.node, &mut Numbers::default()).plan;
+        judgement(&elsewhere, elsewhere.endpoints.get(&endpoint.key())?, direction, packet, false)
+    };
+    let egress = judge(from, Direction::Egress, destination);
+    let ingress = judge(to, Direction::Ingress, source);
+    let judgements = || egress.iter().chain(&ingress);
+    let verdict = judgements().map(|j| j.verdict).find(|v| *v != Verdict::Allow).unwrap_or(Verdict::Allow);
+    let summary = judgements().map(line).collect::<Vec<_>>().join("; ");
+    let view = |address: IpAddr, endpoint: Option<&Endpoint>| {
+        let identity = plan.peer(id, address).map(|(_, peer)| peer.identity);
+        let facts = identity.and_then(|identity| facts_of(plan, &query.vpc, identity));
+        let facts = facts.map(|facts| (*facts).clone());
+        PartyView { address, endpoint: endpoint.map(Endpoint::key), identity, facts }
+    };
+    Ok(Explanation {
+        vpc: query.vpc.clone(),
+        source: view(source, from),
+        destination: view(destination, to),
+        protocol: query.protocol,
+        port: query.port,
+        verdict,
+        summary,
+        egress,
+        ingress,
+    })
+}
+
+/// Addresses of both sides in one family.
+fn addresses(world: &World, query: &Query) -> Result<(IpAddr, IpAddr), ExplainError> {
+    let side = |party: &Party| match party {
+        Party::Address(ip) => Ok(vec![*ip]),
+        Party::Endpoint(name) => {
+            let key = EndpointKey { vpc: query.vpc.clone(), name: name.clone() };
+            match world.endpoints.get(&key) {
+                None => Err(ExplainError::UnknownEndpoint(key)),
+                Some(endpoint) if endpoint.ips.is_empty() => Err(ExplainError::NoAddress(key)),
+                Some(endpoint) => Ok(endpoint.ips.clone()),
+            }
+        }
+    };
+    let (sources, destinations) = (side(&query.source)?, side(&query.destination)?);
+    sources
+        .iter()
+        .find_map(|s| destinations.iter().find(|d| d.is_ipv4() == s.is_ipv4()).map(|d| (*s, *d)))
+        .ok_or_else(|| ExplainError::Family {
+            source_side: query.source.to_string(),
+            destination_side: query.destination.to_string(),
+        })
+}
+
+impl std::fmt::Display for Party {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Endpoint(name) => write!(f, "endpoint {name}"),
+            Self::Address(ip) => ip.fmt(f),
+        }
+    }
+}
+
+/// What one endpoint judges.
+#[derive(Clone, Copy)]
+struct Packet {
+    vpc: VpcId,
+    peer: IpAddr,
+    protocol: u8,
+    bits: u16,
+}
+
+fn judgement(
+    plan: &NodePlan,
+    record: &EndpointPlan,
+    direction: Direction,
+    packet: Packet,
+    local: bool,
+) -> Option<Judgement> {
+    let slot = match direction {
+        Direction::Egress => record.egress_slot,
+        Direction::Ingress => record.ingress_slot,
+    };
+    let policy = plan.policies.get(&slot)?;
+    let (_, peer) = plan.peer(packet.vpc, packet.peer)?;
+    let facts = facts_of(plan, &record.key.vpc, peer.identity)?;
+    let mut entries = policy.any_entries().clone();
+    entries.extend(policy.identity_entries(peer.identity, &facts));
+    let value = lookup(&entries, peer.identity, packet.protocol, packet.bits);
+    let rule_of = |id: u32| policy.spec().rules.iter().position(|r| r.id.0 == id);
+    let privileged =
+        direction == Direction::Ingress && peer.flags & peer_flags::HOST != 0 && !record.judge_host;
+    let (decided_by, deciding) = match value {
+        _ if record.ips.contains(&packet.peer) => (DecidedBy::Itself, None),
+        _ if privileged => (DecidedBy::AllowLocalhost, None),
+        None => (DecidedBy::NoEntry, None),
+        Some(value) => match rule_of(value.rule).and_then(|at| Some((at, policy.spec().rules.get(at)?))) {
+            Some((at, rule)) => {
+                let id = local.then_some(rule.id);
+                let name = (*rule.name).clone();
+                (DecidedBy::Rule { rule: name, id, tier: rule.tier, priority: rule.priority }, Some(at))
+            }
+            None => (DecidedBy::Default, None),
+        },
+    };
+    let value = value.filter(|_| matches!(decided_by, DecidedBy::Rule { .. } | DecidedBy::Default));
+    let verdict = match (&decided_by, value.map(|v| v.verdict)) {
+        (DecidedBy::Itself | DecidedBy::AllowLocalhost, _) | (_, Some(verdict::ALLOW)) => Verdict::Allow,
+        (_, Some(verdict::REJECT)) => Verdict::Reject,
+        _ => Verdict::Drop,
+    };
+    let flag = |flag| value.is_some_and(|v| v.flags & flag != 0);
+    Some(Judgement {
+        endpoint: record.key.clone(),
+        direction,
+        local,
+        slot: local.then_some(slot),
+        revision: local.then_some(record.revision),
+        verdict,
+        decided_by,
+        log: flag(policy_flags::LOG),
+        stateful: !flag(policy_flags::STATELESS),
+        candidates: candidates(policy.spec(), &facts, packet, deciding),
+    })
+}
+
+/// Every rule in the order in which they are asked.
+fn candidates(
+    spec: &PolicySpec,
+    facts: &IdentityFacts,
+    packet: Packet,
+    deciding: Option<usize>,
+) -> Vec<Candidate> {
+    let mut left: BTreeMap<u8, &SpecRule> = BTreeMap::new();
+    let mut list = Vec::new();
+    for (at, rule) in spec.rules.iter().enumerate() {
+        let peer = reason::peer(&rule.remote, facts, packet.peer);
+        let service = reason::service(rule, facts, packet.protocol, packet.bits);
+        let matches = peer.is_ok() && service.is_ok();
+        let decides = deciding == Some(at);
+        let why = match (peer, service) {
+            (Err(why), Err(also)) => format!("{why}; {also}"),
+            (Err(why), Ok(_)) | (Ok(_), Err(why)) => why,
+            (Ok(peer), Ok(service)) => match left.get(&rule.tier) {
+                Some(pass) => format!("{peer}; {service}; but {} left the tier", pass.name),
+                None if rule.action == Action::Pass => {
+                    format!("{peer}; {service}; leaves tier {}", rule.tier)
+                }
+                None if decides => format!("{peer}; {service}; decides"),
+                None => format!("{peer}; {service}; another rule decides"),
+            },
+        };
+        if matches && rule.action == Action::Pass {
+            left.entry(rule.tier).or_insert(rule);
+        }
+        list.push(Candidate {
+            rule: (*rule.name).clone(),
+            tier: rule.tier,
+            priority: rule.priority,
+            action: rule.action,
+            matches,
+            decides,
+            why,
+        });
+    }
+    list
+}
+
+fn line(judgement: &Judgement) -> String {
+    let direction = match judgement.direction {
+        Direction::Egress => "egress of",
+        Direction::Ingress => "ingress of",
+    };
+    let verdict = match judgement.verdict {
+        Verdict::Allow => "allows",
+        Verdict::Drop => "drops",
+        Verdict::Reject => "rejects",
+    };
+    let by = match &judgement.decided_by {
+        DecidedBy::Rule { rule, tier, priority, .. } => {
+            format!("rule {rule} (tier {tier}, priority {priority})")
+        }
+        DecidedBy::Default => "no rule matches".to_owned(),
+        DecidedBy::AllowLocalhost => "its own host (allow_localhost)".to_owned(),
+        DecidedBy::Itself => "it talks to itself".to_owned(),
+        DecidedBy::NoEntry => "no entry answers".to_owned(),
+    };
+    format!("{direction} {} {verdict}: {by}", judgement.endpoint)
 }

@@ -186,7 +186,7 @@ impl SpecSelector {
 }
 
 impl SpecExpression {
-    fn matches(&self, value: Option<&String>) -> bool {
+    pub(crate) fn matches(&self, value: Option<&String>) -> bool {
         match self.operator {
             SpecOperator::In => value.is_some_and(|v| self.values.contains(v)),
             SpecOperator::NotIn => value.is_none_or(|v| !self.values.contains(v)),

@@ -72,8 +72,15 @@ fn ip(text: &str) -> IpAddr {
 }
 
 const PORTS: [u16; 14] = [1, 2, 22, 53, 79, 80, 81, 443, 444, 1023, 1024, 8080, 32768, 65535];
-const PROTOCOLS: [Protocol; 7] =
-    [Protocol::Any, Protocol::Any, Protocol::Tcp, Protocol::Tcp, Protocol::Udp, Protocol::Icmp, Protocol::Sctp];
+const PROTOCOLS: [Protocol; 7] = [
+    Protocol::Any,
+    Protocol::Any,
+    Protocol::Tcp,
+    Protocol::Tcp,
+    Protocol::Udp,
+    Protocol::Icmp,
+    Protocol::Sctp,
+];
 const PREFIXES: [&str; 22] = [
     "0.0.0.0/0",
     "10.0.0.0/8",
