@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use flowloom_model::Fault;
+use flowloom_model::{Fault, ObjectRef};
 use serde::Serialize;
 
 use super::View;
@@ -89,4 +89,110 @@ pub(crate) fn faults(faults: &[Fault]) -> String {
 /// `1 fault`, `3 faults`.
 pub(crate) fn faults_count(n: usize) -> String {
     format!("{n} {}", if n == 1 { "fault" } else { "faults" })
+}
+
+/// What an apply did, or would do.
+#[derive(Debug, Serialize)]
+pub(crate) struct ApplyReport {
+    pub(crate) file: String,
+    pub(crate) dry_run: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) objects: Option<Counts>,
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) changes: Vec<Change>,
+    pub(crate) written: Vec<Written>,
+    pub(crate) agents: Vec<Enforced>,
+}
+
+impl ApplyReport {
+    pub(crate) fn new(file: String, dry_run: bool) -> Self {
+        Self {
+            file,
+            dry_run,
+            objects: None,
+            faults: Vec::new(),
+            changes: Vec::new(),
+            written: Vec::new(),
+            agents: Vec::new(),
+        }
+    }
+}
+
+/// A value given to an object, or given back by it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Change {
+    action: Action,
+    object: ObjectRef,
+    value: String,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Action {
+    Assigned,
+    Released,
+}
+
+impl Change {
+    pub(crate) fn assigned(object: ObjectRef, value: String) -> Self {
+        Self { action: Action::Assigned, object, value }
+    }
+
+    pub(crate) fn released(object: ObjectRef, value: String) -> Self {
+        Self { action: Action::Released, object, value }
+    }
+}
+
+/// A file that is in place now.
+#[derive(Debug, Serialize)]
+pub(crate) struct Written {
+    pub(crate) path: String,
+    /// False when it had these contents already.
+    pub(crate) changed: bool,
+}
+
+/// An agent that has the document in force.
+#[derive(Debug, Serialize)]
+pub(crate) struct Enforced {
+    pub(crate) node: String,
+    pub(crate) generation: u64,
+    pub(crate) waited_ms: u64,
+    pub(crate) failed_endpoints: u32,
+}
+
+pub(crate) fn applied(r: &ApplyReport, view: View) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = match (&r.objects, r.faults.len()) {
+        (Some(counts), 0) => {
+            writeln!(text, "{}: {} ({counts})", printable(&r.file), paint("ok", Tone::Good, view))
+        }
+        (_, n) => writeln!(text, "{}: {}", printable(&r.file), paint(&faults_count(n), Tone::Bad, view)),
+    };
+    text.push_str(&faults(&r.faults));
+    for c in &r.changes {
+        let action = match (c.action, r.dry_run) {
+            (Action::Assigned, false) => "assigned",
+            (Action::Assigned, true) => "would assign",
+            (Action::Released, false) => "released",
+            (Action::Released, true) => "would release",
+        };
+        let _ = writeln!(text, "{action:9} {}: {}", c.object, c.value);
+    }
+    for w in &r.written {
+        let _ = writeln!(text, "{:9} {}", if w.changed { "wrote" } else { "unchanged" }, printable(&w.path));
+    }
+    for a in &r.agents {
+        let failed = match a.failed_endpoints {
+            0 => String::new(),
+            n => paint(&format!(", {n} endpoints failed: see flowloom status"), Tone::Bad, view),
+        };
+        let node = printable(&a.node);
+        let _ = writeln!(
+            text,
+            "in force  on node {node}, generation {} ({} ms){failed}",
+            a.generation, a.waited_ms
+        );
+    }
+    text
 }
