@@ -129,7 +129,10 @@ impl Checker<'_> {
                     "is the MAC of every gateway; choose another",
                 );
             }
-            if let Some(other) = first_claim(&mut claims.macs, (&e.vpc, mac), e) {
+            // Two derived from one address are that address's fault, and named there.
+            let derived =
+                |o: &&Endpoint| o.mac.is_none() && e.mac.is_none() && o.ips.first() == e.ips.first();
+            if let Some(other) = first_claim(&mut claims.macs, (&e.vpc, mac), e).filter(|o| !derived(o)) {
                 let other = reference(other);
                 let message = format!(
                     "{object} and {other} have the same MAC (one without mac gets it from its first address)"
