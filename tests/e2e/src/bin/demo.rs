@@ -133,7 +133,7 @@ impl Seen {
     fn rule(&self) -> Option<String> {
         let sides = [&self.explained.egress, &self.explained.ingress];
         let denying = sides.iter().filter_map(|s| s.as_ref()).find(|j| j.verdict != Verdict::Allow);
-        let named = |j: &&flowloom_api::v1::Judgement| j.rule.as_ref().is_some_and(|r| !r.name.is_empty() && r.id != 0);
+        let named = |j: &&flowloom_api::v1::Judgement| j.rule.as_ref().is_some_and(|r| !r.name.is_empty() && r.number != 0);
         let deciding = denying.or_else(|| sides.iter().rev().filter_map(|s| s.as_ref()).find(named))?;
         deciding.rule.as_ref().map(|r| r.name.clone())
     }
@@ -218,7 +218,7 @@ fn run(args: &Args) -> Result<bool> {
         begin.elapsed().as_secs_f32()
     );
     let mut table = Table::new();
-    table.load_preset(UTF8_HORIZONTAL_ONLY);
+    table.load_style(UTF8_HORIZONTAL_ONLY);
     table.set_header(["from", "to", "what it shows", "measured", "explain", "deciding rule", "without the rule"]);
     let mut good = true;
     for row in ROWS {
