@@ -1,3 +1,4 @@
-//! What the kernel tests share: the object loaded with maps of its own.
+//! What the kernel tests share: the object loaded with maps of its own, and a node made of namespaces around it.
 
+pub mod lab;
 pub mod programs;

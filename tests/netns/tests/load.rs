@@ -8,13 +8,13 @@ use flowloom_tests_netns::programs;
 
 #[test]
 fn every_program_loads() {
-    programs::load(false).expect("load");
-    programs::load(true).expect("dry run");
+    programs::Programs::load(false).expect("load").ebpf;
+    programs::Programs::load(true).expect("dry run");
 }
 
 #[test]
 fn the_object_has_the_maps_of_the_abi_and_no_others() {
-    let ebpf = programs::load(false).expect("load");
+    let ebpf = programs::Programs::load(false).expect("load").ebpf;
     let found: BTreeSet<&str> = ebpf.maps().map(|(name, _)| name).filter(|n| !n.starts_with('.')).collect();
     let mut expected: BTreeSet<&str> = abi::map_name::PINNED.into();
     expected.extend([abi::map_name::SCRATCH, abi::map_name::TRACE]);
@@ -23,7 +23,7 @@ fn the_object_has_the_maps_of_the_abi_and_no_others() {
 
 #[test]
 fn an_inner_policy_map_of_any_size_fits_the_outer_one() {
-    let mut ebpf = programs::load(false).expect("load");
+    let mut ebpf = programs::Programs::load(false).expect("load").ebpf;
     let mut outer: HashOfMaps<_, u32, LpmTrie<MapData, [u8; 8], abi::PolicyValue>> =
         HashOfMaps::try_from(ebpf.map_mut(abi::map_name::POLICY).expect("policy")).expect("type");
     for (slot, size) in [(1, abi::POLICY_MIN_ENTRIES), (2, 20_000)] {
@@ -34,7 +34,7 @@ fn an_inner_policy_map_of_any_size_fits_the_outer_one() {
 
 #[test]
 fn records_go_in_and_come_out() {
-    let mut ebpf = programs::load(false).expect("load");
+    let mut ebpf = programs::Programs::load(false).expect("load").ebpf;
     let mut endpoints: Array<_, abi::EndpointRecord> =
         ebpf.map_mut(abi::map_name::ENDPOINTS).expect("map").try_into().expect("type");
     let record = abi::EndpointRecord { vpc: 7, revision: 3, plen6: 64, ..Default::default() };
