@@ -1,13 +1,13 @@
 //! Opening, adopting, attaching, leaving: what is pinned outlives its agent, and nothing else stays.
 
-mod datapath_common;
-
 use std::fs;
 use std::os::fd::AsFd as _;
 
-use datapath_common::*;
+use crate::common::*;
 use flowloom_compiler::EndpointId;
-use flowloom_datapath::{Config, Datapath, Delivery, DeviceInfo, Error, Forwarding, Hook, NodeSettings, Problem, sys, uninstall};
+use flowloom_datapath::{
+    Config, Datapath, Delivery, DeviceInfo, Error, Forwarding, Hook, NodeSettings, Problem, sys, uninstall,
+};
 use flowloom_testkit::{Bpffs, eventually, temp_dir};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn opening_again_writes_nothing_and_keeps_every_object() -> Result {
     let devices = populate(&mut node, &mut first)?;
     let settings = NodeSettings { uplink_mtu: 1500, default_vpc: 7, ..NodeSettings::default() };
     assert!(first.set_node(&settings)? && !first.set_node(&settings)?);
-    let (state, ids) = (first.read_back()?, pinned_ids(fs.path()));
+    let (state, ids) = (first.read_back()?, pinned_ids(&config(&fs).pin_root));
     assert_eq!(ids.len(), 18 + 6 + 4, "{ids:?}");
     drop(first);
 
@@ -38,7 +38,7 @@ fn opening_again_writes_nothing_and_keeps_every_object() -> Result {
     assert!(!again.set_node(&settings)?);
     assert_eq!(again.writes(), 0);
     assert_eq!(again.read_back()?, state);
-    assert_eq!(pinned_ids(fs.path()), ids);
+    assert_eq!(pinned_ids(&config(&fs).pin_root), ids);
     assert_eq!(node.inside(|| again.audit())?, []);
     Ok(())
 }
@@ -47,13 +47,13 @@ fn opening_again_writes_nothing_and_keeps_every_object() -> Result {
 fn a_pinned_map_of_another_size_is_refused_and_left_alone() -> Result {
     let fs = Bpffs::mount()?;
     drop(Datapath::open(config(&fs))?);
-    let ids = pinned_ids(fs.path());
+    let ids = pinned_ids(&config(&fs).pin_root);
     let larger = Config { conntrack_entries: 16_384, ..config(&fs) };
     let error = Datapath::open(larger).expect_err("another size");
     assert!(matches!(error, Error::PinMismatch { .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains("fl_conntrack") && text.contains("max entries 8192, expected 16384"), "{text}");
-    assert_eq!(pinned_ids(fs.path()), ids);
+    assert_eq!(pinned_ids(&config(&fs).pin_root), ids);
     // With the old size it still opens.
     assert_eq!(Datapath::open(config(&fs))?.writes(), 0);
     Ok(())
@@ -68,14 +68,14 @@ fn pins_of_another_abi_version_are_refused_and_left_alone() -> Result {
     let map = sys::obj_get(&open.pin_dir().join("maps/fl_vpcs"))?;
     sys::obj_pin(map.as_fd(), &newer.join("fl_vpcs"))?;
     drop(open);
-    let before = tree(fs.path());
+    let before = tree(&config(&fs).pin_root);
     let error = Datapath::open(config(&fs)).expect_err("another version");
     assert!(matches!(error, Error::ForeignAbi { .. }), "{error}");
     assert!(error.to_string().contains("999"), "{error}");
-    assert_eq!(tree(fs.path()), before);
+    assert_eq!(tree(&config(&fs).pin_root), before);
     // Its removal is ours too.
     uninstall(&config(&fs).pin_root)?;
-    assert_eq!(tree(fs.path()), Vec::<std::path::PathBuf>::new());
+    assert_eq!(tree(&config(&fs).pin_root), Vec::<std::path::PathBuf>::new());
     Ok(())
 }
 
@@ -92,7 +92,8 @@ fn what_is_not_ours_in_the_pin_directory_is_refused() -> Result {
     fs::remove_file(&stranger)?;
 
     // A pin reached through a symbolic link could be anything.
-    fs::rename(maps.join("fl_vpcs"), config(&fs).pin_root.join("moved")).or_else(|_| fs::remove_file(maps.join("fl_vpcs")))?;
+    fs::rename(maps.join("fl_vpcs"), config(&fs).pin_root.join("moved"))
+        .or_else(|_| fs::remove_file(maps.join("fl_vpcs")))?;
     std::os::unix::fs::symlink("/sys/fs/bpf/elsewhere", maps.join("fl_vpcs"))?;
     let error = Datapath::open(config(&fs)).expect_err("a link");
     assert!(matches!(error, Error::ForeignPin { .. }), "{error}");
@@ -185,7 +186,8 @@ fn a_program_put_in_front_of_ours_is_found_by_the_audit() -> Result {
     let stranger = stranger.iter().find(|p| p.ends_with("to_uplink")).expect("pinned");
     let program = sys::obj_get(&datapath.pin_dir().join("programs").join(stranger))?;
     let id = sys::prog_facts(program.as_fd())?.id;
-    let link = node.inside(|| sys::link_create(program.as_fd(), devices[1].ifindex, sys::TcxHook::Ingress))?;
+    let link =
+        node.inside(|| sys::link_create(program.as_fd(), devices[1].ifindex, sys::TcxHook::Ingress))?;
     let found = node.inside(|| datapath.audit())?;
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!((found[0].hook, found[0].ifindex), (Hook::FromEndpoint, devices[1].ifindex));

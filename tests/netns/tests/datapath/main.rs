@@ -1,0 +1,6 @@
+//! `flowloom-datapath` against the kernel.
+
+mod apply;
+mod common;
+mod open;
+mod run;
