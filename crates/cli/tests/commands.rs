@@ -206,7 +206,7 @@ fn every_format_carries_the_same_answer() {
             !asked(&format!("{command} -o table")).0.contains('\u{1b}'),
             "{command}: colours into a pipe"
         );
-        assert!(asked(&format!("{command} --color always")).0 != "", "{command}");
+        assert!(!asked(&format!("{command} --color always")).0.is_empty(), "{command}");
     }
     assert!(asked("endpoint list --color always").0.contains("\u{1b}["));
 }
@@ -500,6 +500,23 @@ fn what_does_not_exist_is_exit_code_1_with_the_agents_words() {
     let ran = flowloom(&agent.socket(), "endpoint get red/none");
     assert_eq!((ran.code, ran.out.as_str()), (1, ""));
     assert_eq!(ran.err, "error: no endpoint red/none on this node [NotFound]\n");
+}
+
+// `flowloom observe | head` ended with an error once the reader had enough.
+#[test]
+fn a_reader_that_went_away_is_no_error() {
+    let agent = agent();
+    for line in ["endpoint list", "observe", "completion bash"] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_flowloom"))
+            .env("FLOWLOOM_SOCKET", agent.socket())
+            .args(line.split_whitespace())
+            .stdout(writer)
+            .output()
+            .unwrap();
+        assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]), "{line}");
+    }
 }
 
 #[test]

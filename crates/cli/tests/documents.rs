@@ -272,7 +272,7 @@ fn wait_ends_when_every_agent_has_exactly_these_contents_in_force() {
     let (code, out, err) = dir.run(&line);
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     assert_eq!(out.matches("in force  on node n1, generation 5").count(), 2, "{out}");
-    assert!(out.contains("1 endpoints failed"), "{out}");
+    assert!(out.contains("1 endpoint failed"), "{out}");
     assert_eq!((one.requests().len(), two.requests().len()), (4, 7));
 }
 

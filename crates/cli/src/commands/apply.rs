@@ -76,13 +76,15 @@ pub(crate) fn run(context: &mut Context<'_>, args: &ApplyArgs) -> Result<Exit, F
         (None, Some(to)) => (lock_file(to), files::read_if_there(&lock_file(to))?),
         (text, _) => (lock_path.clone(), text),
     };
-    let old = match old.map(|text| Lock::parse(&text)) {
+    let old = match old {
         None => Ok(Lock::default()),
-        Some(Ok(lock)) => Ok(lock),
-        Some(Err(mut fault)) => {
-            fault.path = old_path.display().to_string();
-            Err(vec![fault])
-        }
+        Some(text) => match Lock::parse(&text) {
+            Ok(lock) => Ok(lock),
+            Err(mut fault) => {
+                fault.path = old_path.display().to_string();
+                Err(vec![fault])
+            }
+        },
     };
     let mut report = ApplyReport::new(args.file.display().to_string(), args.dry_run);
     let planned = old.and_then(|old| {

@@ -8,7 +8,7 @@ use flowloom_model::VpcName;
 
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
-use crate::output::conntrack::many;
+use crate::output::{conntrack::many, table::count};
 use crate::peers::EndpointArg;
 use crate::values::protocol;
 
@@ -103,8 +103,9 @@ pub(crate) fn run(context: &mut Context<'_>, command: &ConntrackCommand) -> Resu
                 return Err(Failure::usage("say which connections (--vpc, --endpoint, ...), or --all alone"));
             }
             let flushed = context.client().conntrack_flush(&filter)?;
-            context
-                .show(&flushed, |f: &ConntrackFlushed, _| format!("{} connections forgotten\n", f.removed))?;
+            context.show(&flushed, |f: &ConntrackFlushed, _| {
+                format!("{} forgotten\n", count(f.removed, "connection"))
+            })?;
         }
     }
     Ok(Exit::Ok)

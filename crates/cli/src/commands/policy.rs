@@ -46,9 +46,9 @@ pub(crate) struct RulesArgs {
     vpc: Option<VpcName>,
 }
 
-/// Say whether one peer may talk to another, which rule decides, and what the kernel says. Exit code 4: it may not.
+/// Say whether one peer may talk to another, which rule decides, and what the kernel says.
 ///
-/// In a security group the lower priority number wins; tier 0 comes before tier 1.
+/// Exit code 4: it may not. In a security group the lower priority number wins; tier 0 comes before tier 1.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -70,7 +70,9 @@ pub(crate) struct ExplainArgs {
     family: Option<u8>,
 }
 
-/// Wait until the policy of an endpoint, or the whole document, is in force. Exit code 5: not in time.
+/// Wait until the policy of an endpoint, or the whole document, is in force.
+///
+/// Exit code 5: not in time.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

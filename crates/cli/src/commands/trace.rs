@@ -10,7 +10,9 @@ use crate::output::{policy::passes, trace::report};
 use crate::peers::{Peer, one_vpc};
 use crate::values::{Traffic, family};
 
-/// Run an imagined packet through the node's own programs and maps, changing nothing, and name each step. Exit code 4: it does not pass.
+/// Name each step of an imagined packet through the node's own programs and maps.
+///
+/// The programs run as they are, over the live maps, and change nothing. Exit code 4: the packet does not pass.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -6,7 +6,7 @@ use flowloom_model::{Fault, ObjectRef};
 use serde::Serialize;
 
 use super::View;
-use super::table::{Tone, paint, printable};
+use super::table::{Tone, count, paint, printable};
 
 /// What `validate` found in one file.
 #[derive(Debug, Serialize)]
@@ -46,16 +46,16 @@ impl Counts {
 impl std::fmt::Display for Counts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let parts: Vec<String> = [
-            (self.nodes, "node", "nodes"),
-            (self.vpcs, "VPC", "VPCs"),
-            (self.subnets, "subnet", "subnets"),
-            (self.endpoints, "endpoint", "endpoints"),
-            (self.security_groups, "security group", "security groups"),
-            (self.cidr_groups, "CIDR group", "CIDR groups"),
+            (self.nodes, "node"),
+            (self.vpcs, "VPC"),
+            (self.subnets, "subnet"),
+            (self.endpoints, "endpoint"),
+            (self.security_groups, "security group"),
+            (self.cidr_groups, "CIDR group"),
         ]
         .into_iter()
-        .filter(|(n, ..)| *n > 0)
-        .map(|(n, one, many)| format!("{n} {}", if n == 1 { one } else { many }))
+        .filter(|(n, _)| *n > 0)
+        .map(|(n, kind)| count(n as u64, kind))
         .collect();
         f.write_str(&parts.join(", "))
     }
@@ -73,7 +73,7 @@ pub(crate) fn files(reports: &[FileReport], view: View) -> String {
                 text,
                 "{}: {}",
                 printable(&r.file),
-                paint(&faults_count(r.faults.len()), Tone::Bad, view)
+                paint(&count(r.faults.len() as u64, "fault"), Tone::Bad, view)
             ),
         };
         text.push_str(&faults(&r.faults));
@@ -84,11 +84,6 @@ pub(crate) fn files(reports: &[FileReport], view: View) -> String {
 /// One line per fault.
 pub(crate) fn faults(faults: &[Fault]) -> String {
     faults.iter().map(|f| format!("  {}\n", printable(&f.to_string()))).collect()
-}
-
-/// `1 fault`, `3 faults`.
-pub(crate) fn faults_count(n: usize) -> String {
-    format!("{n} {}", if n == 1 { "fault" } else { "faults" })
 }
 
 /// What an apply did, or would do.
@@ -167,7 +162,9 @@ pub(crate) fn applied(r: &ApplyReport, view: View) -> String {
         (Some(counts), 0) => {
             writeln!(text, "{}: {} ({counts})", printable(&r.file), paint("ok", Tone::Good, view))
         }
-        (_, n) => writeln!(text, "{}: {}", printable(&r.file), paint(&faults_count(n), Tone::Bad, view)),
+        (_, n) => {
+            writeln!(text, "{}: {}", printable(&r.file), paint(&count(n as u64, "fault"), Tone::Bad, view))
+        }
     };
     text.push_str(&faults(&r.faults));
     for c in &r.changes {
@@ -185,7 +182,7 @@ pub(crate) fn applied(r: &ApplyReport, view: View) -> String {
     for a in &r.agents {
         let failed = match a.failed_endpoints {
             0 => String::new(),
-            n => paint(&format!(", {n} endpoints failed: see flowloom status"), Tone::Bad, view),
+            n => paint(&format!(", {} failed: see flowloom status", count(n, "endpoint")), Tone::Bad, view),
         };
         let node = printable(&a.node);
         let _ = writeln!(

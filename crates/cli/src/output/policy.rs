@@ -7,7 +7,7 @@ use flowloom_api::v1::{
 };
 
 use super::View;
-use super::table::{Cell, Table, Tone, bytes, labels, list, paint, printable, verdict, verdict_tone};
+use super::table::{Cell, Table, Tone, bytes, count, labels, list, paint, printable, verdict, verdict_tone};
 use super::time::micros;
 
 pub(crate) fn entries(list: &PolicyEntryList, view: View) -> String {
@@ -20,11 +20,11 @@ pub(crate) fn entries(list: &PolicyEntryList, view: View) -> String {
             if slot.endpoints.is_empty() { "no endpoint".to_owned() } else { slot.endpoints.join(", ") };
         let _ = writeln!(
             text,
-            "slot {} ({}) of {}: {} entries",
+            "slot {} ({}) of {}: {}",
             slot.slot,
             slot.direction.name(),
             printable(&used),
-            slot.entries.len()
+            count(slot.entries.len() as u64, "entry")
         );
         let mut t = Table::new(
             view,

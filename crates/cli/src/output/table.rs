@@ -68,7 +68,7 @@ impl Table {
         } else {
             table.force_no_tty();
         }
-        table.set_header(self.columns.iter().map(|c| ComfyCell::new(c)));
+        table.set_header(self.columns.iter().map(ComfyCell::new));
         for row in self.rows {
             table.add_row(row.into_iter().map(|c| {
                 let cell = ComfyCell::new(printable(if c.text.is_empty() { "-" } else { &c.text }));
@@ -185,6 +185,17 @@ pub(crate) fn number(n: u32) -> String {
     if n == 0 { String::new() } else { n.to_string() }
 }
 
+/// `1 fault`, `3 faults`.
+pub(crate) fn count(n: impl Into<u64>, one: &str) -> String {
+    let n = n.into();
+    let plural = match one.strip_suffix('y') {
+        _ if n == 1 => one.to_owned(),
+        Some(stem) => format!("{stem}ies"),
+        None => format!("{one}s"),
+    };
+    format!("{n} {plural}")
+}
+
 /// `1.2 MiB`: three figures are enough for people, `-o json` has the bytes.
 pub(crate) fn bytes(n: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -230,6 +241,12 @@ mod tests {
         t.row(cells());
         let text = t.render();
         assert!(text.contains("\u{1b}[") && !text.contains("\u{1b}[2J"), "{text:?}");
+    }
+
+    #[test]
+    fn counts() {
+        assert_eq!([0_u64, 1, 2].map(|n| count(n, "fault")), ["0 faults", "1 fault", "2 faults"]);
+        assert_eq!([1_u64, 2].map(|n| count(n, "entry")), ["1 entry", "2 entries"]);
     }
 
     #[test]
