@@ -29,6 +29,8 @@ pub struct Link {
     pub up: bool,
     /// Has carrier (`IFF_LOWER_UP`).
     pub carrier: bool,
+    /// Operational (`IFF_RUNNING`): the kernel has acted on the carrier, which may be up to a second after it came.
+    pub running: bool,
     /// Its alias, flowloom's mark when it begins with [`ALIAS_PREFIX`].
     pub alias: Option<String>,
     /// `veth`, `vxlan`, `bridge` ..., none for hardware and loopback.
@@ -60,6 +62,7 @@ impl Link {
             mtu: 0,
             up: m.header.flags.contains(LinkFlags::Up),
             carrier: m.header.flags.contains(LinkFlags::LowerUp),
+            running: m.header.flags.contains(LinkFlags::Running),
             alias: None,
             kind: None,
             peer: None,

@@ -24,7 +24,9 @@ pub use bpffs::Bpffs;
 pub use capture::{Capture, Direction, Frame, RawSender};
 pub use exec::{Cmd, Output};
 pub use ns::Ns;
-pub use packet::{Fault, Packet, Transport, arp, checksum, icmp, ip_protocol, nd, sctp_chunk, sctp_packet, tcp_flags, vxlan};
+pub use packet::{
+    Fault, Packet, Transport, arp, checksum, icmp, ip_protocol, nd, sctp_chunk, sctp_packet, tcp_flags, vxlan,
+};
 pub use parsed::Parsed;
 pub use probe::{Outcome, Probe, Proto, probe_all};
 pub use process::Process;

@@ -16,6 +16,7 @@ use flowloom_netlink::{DEFAULT_DIR, Handle, IfIndex, LinkChange, Netns, NetnsId}
 
 use crate::exec::{Cmd, Output};
 use crate::root::require_root;
+use crate::temp::left_by_the_dead;
 use crate::undo::{Registered, Undo, register};
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -49,6 +50,7 @@ impl Ns {
         SWEEP.call_once(|| {
             require_root();
             sweep();
+            crate::temp::sweep();
         });
         let name = format!("fl{}-{}-{label}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let path = Path::new(DEFAULT_DIR).join(&name);
@@ -148,14 +150,9 @@ fn pids() -> BTreeSet<i32> {
 /// Removes namespaces of test processes that were killed before they could.
 fn sweep() {
     let Ok(dir) = fs::read_dir(DEFAULT_DIR) else { return };
-    let alive = pids();
-    let stale = |name: &str| {
-        let pid: i32 = name.strip_prefix("fl")?.split_once('-')?.0.parse().ok()?;
-        Some(!alive.contains(&pid))
-    };
     let paths: Vec<PathBuf> = dir
         .flatten()
-        .filter(|e| e.file_name().to_str().and_then(stale) == Some(true))
+        .filter(|e| left_by_the_dead(&e.file_name().to_string_lossy()))
         .map(|e| e.path())
         .collect();
     for path in paths {

@@ -41,6 +41,7 @@ pub enum Outcome {
     /// A TCP RST, an ICMP port unreachable, an SCTP ABORT.
     Refused,
     /// Another ICMP error, or no route; the error as the kernel reports it (`EHOSTUNREACH`, `EACCES`, `EMSGSIZE`, ...).
+    /// The probe asks for every error (`IP_RECVERR`): an IPv6 TCP client that does not would wait for its timeout.
     Unreachable(Errno),
     /// Nothing came back in time.
     TimedOut,
@@ -197,13 +198,11 @@ fn open_one(probe: &Probe<'_>) -> io::Result<OwnedFd> {
         Proto::Icmp => open_raw(ip, ip_protocol::ICMPV6)?,
         Proto::Sctp => open_raw(ip, ip_protocol::SCTP)?,
     };
-    if probe.proto != Proto::Tcp {
-        // Soft errors (host and network unreachable) are reported too.
-        if ip.is_ipv4() {
-            setsockopt(&fd, sockopt::Ipv4RecvErr, &true)?;
-        } else {
-            setsockopt(&fd, sockopt::Ipv6RecvErr, &true)?;
-        }
+    // Errors that the kernel takes for passing (unreachable of any kind; for IPv6 TCP every ICMP error) are reported too.
+    if ip.is_ipv4() {
+        setsockopt(&fd, sockopt::Ipv4RecvErr, &true)?;
+    } else {
+        setsockopt(&fd, sockopt::Ipv6RecvErr, &true)?;
     }
     if let Some(source) = probe.source {
         let raw = matches!(probe.proto, Proto::Icmp | Proto::Sctp);

@@ -1,6 +1,7 @@
 //! Directories that go with their guard.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
@@ -21,12 +22,34 @@ impl TempDir {
     }
 }
 
-/// Makes one under the system's temporary directory.
+/// Makes one under the system's temporary directory, named after this process and the label.
 ///
 /// # Errors
 /// When it cannot be made.
 pub fn temp_dir(label: &str) -> Result<TempDir> {
-    let dir = tempfile::Builder::new().prefix(&format!("fl-{label}-")).tempdir()?;
+    let prefix = format!("fl{}-{label}-", std::process::id());
+    let dir = tempfile::Builder::new().prefix(&prefix).tempdir()?;
     let registered = register(Undo::Dir(dir.path().to_path_buf()));
     Ok(TempDir { dir, _registered: registered })
+}
+
+/// Removes directories (and the file systems mounted on them) of test processes that were killed before they could.
+pub(crate) fn sweep() {
+    let Ok(dir) = fs::read_dir(std::env::temp_dir()) else { return };
+    let stale: Vec<PathBuf> = dir
+        .flatten()
+        .filter(|e| left_by_the_dead(&e.file_name().to_string_lossy()))
+        .map(|e| e.path())
+        .collect();
+    for path in stale {
+        let _ = nix::mount::umount2(&path, nix::mount::MntFlags::MNT_DETACH);
+        let _ = fs::remove_dir_all(&path);
+    }
+}
+
+/// Whether a name is `fl<pid>-...` of a process that is no more.
+pub(crate) fn left_by_the_dead(name: &str) -> bool {
+    let pid =
+        name.strip_prefix("fl").and_then(|n| n.split_once('-')).and_then(|(pid, _)| pid.parse::<u32>().ok());
+    pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }

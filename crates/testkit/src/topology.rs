@@ -1,6 +1,7 @@
 //! Nodes as namespaces, joined by an underlay.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use flowloom_netlink::sysctl::{Key, Scope, Setting};
@@ -11,6 +12,7 @@ use ipnet::IpNet;
 
 use crate::exec::Cmd;
 use crate::ns::Ns;
+use crate::time::eventually;
 
 /// What stands in the way of packets that the stack forwards: with it, nothing but eBPF can carry them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -249,7 +251,7 @@ impl Node {
     }
 }
 
-/// A veth pair between two namespaces, both ends up.
+/// A veth pair between two namespaces, both ends up and running.
 ///
 /// # Errors
 /// When a name is taken.
@@ -265,6 +267,15 @@ pub fn connect(a: &Netns, a_name: &LinkName, b: &Netns, b_name: &LinkName, mtu: 
         queues: None,
     };
     let pair = Handle::in_netns(a)?.create_veth(&spec)?;
-    Handle::in_netns(b)?.change_link(pair.far, &LinkChange::up())?;
+    let (mut near, mut far) = (Handle::in_netns(a)?, Handle::in_netns(b)?);
+    far.change_link(pair.far, &LinkChange::up())?;
+    // Multicast groups are joined and bridge ports forward only once the kernel has noticed the carrier.
+    let running = |h: &mut Handle, index| h.link_by_index(index).is_ok_and(|l| l.is_some_and(|l| l.running));
+    eventually(Duration::from_secs(10), || {
+        match (running(&mut near, pair.near), running(&mut far, pair.far)) {
+            (true, true) => Ok(()),
+            other => Err(other),
+        }
+    });
     Ok(pair)
 }
