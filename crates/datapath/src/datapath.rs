@@ -315,7 +315,7 @@ impl Datapath {
 pub fn uninstall(pin_root: &Path) -> Result<()> {
     let Some(pins) = Pins::existing(pin_root)? else { return Ok(()) };
     let mut left = Vec::new();
-    for version in pins::list(pins.root())? {
+    for version in pins::list_root(pins.root())? {
         let digits =
             version.strip_prefix('v').is_some_and(|v| !v.is_empty() && v.bytes().all(|b| b.is_ascii_digit()));
         if !digits {

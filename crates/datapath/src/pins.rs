@@ -120,9 +120,16 @@ pub(crate) fn list(dir: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// What lies in a pin root. The root may be the file system's own, where the kernel keeps two files.
+pub(crate) fn list_root(root: &Path) -> Result<Vec<String>> {
+    let mut names = list(root)?;
+    names.retain(|n| n != "maps.debug" && n != "progs.debug");
+    Ok(names)
+}
+
 fn refuse_foreign_versions(root: &Path) -> Result<()> {
     let ours = format!("v{ABI_VERSION}");
-    for name in list(root)? {
+    for name in list_root(root)? {
         if name == ours {
             continue;
         }

@@ -5,7 +5,9 @@ use std::os::fd::AsFd as _;
 use crate::common::*;
 use flowloom_bpf_abi::{self as abi, verdict};
 use flowloom_compiler::worldgen::{self, Rng};
-use flowloom_compiler::{EndpointId, Identity, NodePlan, Numbers, Op, Peer, PolicyEntries, PolicySlot, VpcId, compile, diff};
+use flowloom_compiler::{
+    EndpointId, Identity, NodePlan, Numbers, Op, Peer, PolicyEntries, PolicySlot, VpcId, compile, diff,
+};
 use flowloom_datapath::{Datapath, Delivery, DeviceInfo, lower, sys};
 use flowloom_testkit::Bpffs;
 
@@ -22,7 +24,11 @@ fn what_is_applied_is_read_back() -> Result {
     let address = |ip: [u8; 4]| abi::AddressKey { vpc: 100, addr: abi::Addr::v4(ip) };
     let gateway = abi::AddressRecord { endpoint: 0, flags: abi::address_flags::GATEWAY };
     let of = |endpoint| abi::AddressRecord { endpoint, flags: 0 };
-    let want = [(address([10, 0, 0, 1]), gateway), (address([10, 0, 0, 11]), of(1)), (address([10, 0, 0, 12]), of(2))];
+    let want = [
+        (address([10, 0, 0, 1]), gateway),
+        (address([10, 0, 0, 11]), of(1)),
+        (address([10, 0, 0, 12]), of(2)),
+    ];
     assert_eq!(state.addresses, want.into());
     let record = |id, ip, device| lower::endpoint_record(&endpoint(id, ip, (1, 2)), device);
     let want = [(1, record(1, "10.0.0.11", &devices[0])?), (2, record(2, "10.0.0.12", &devices[1])?)];
@@ -49,7 +55,10 @@ fn everything_that_was_put_can_be_removed_and_removing_again_is_fine() -> Result
         Op::RemoveEndpoint(a),
         Op::RemoveEndpoint(b),
         Op::RemovePeers(nets.into()),
-        Op::RemoveEntries { slot: PolicySlot(1), keys: vec![entry(257, verdict::ALLOW).0, entry(999, verdict::ALLOW).0] },
+        Op::RemoveEntries {
+            slot: PolicySlot(1),
+            keys: vec![entry(257, verdict::ALLOW).0, entry(999, verdict::ALLOW).0],
+        },
         Op::FreeSlots(vec![PolicySlot(1), PolicySlot(2), PolicySlot(77)]),
         Op::RemoveNode { address: local_node().tunnel, node: local_node() },
         Op::RemoveVpc { id: VpcId(100), vpc: vpc() },
@@ -58,7 +67,10 @@ fn everything_that_was_put_can_be_removed_and_removing_again_is_fine() -> Result
         let report = datapath.apply(&away);
         assert!(report.is_clean(), "{:?}", report.failures);
         let state = datapath.read_back()?;
-        assert_eq!(state.endpoints.len() + state.addresses.len() + state.peers.len() + state.policies.len(), 0);
+        assert_eq!(
+            state.endpoints.len() + state.addresses.len() + state.peers.len() + state.policies.len(),
+            0
+        );
         assert_eq!(state.vpcs.len() + state.vnis.len() + state.nodes.len(), 0);
     }
     Ok(())
@@ -71,7 +83,8 @@ fn a_second_put_of_single_records_writes_nothing() -> Result {
     let mut datapath = Datapath::open(config(&fs))?;
     populate(&mut node, &mut datapath)?;
     let state = datapath.read_back()?;
-    let singles: Vec<Op> = pair().into_iter().filter(|o| !matches!(o, Op::PutPeers(_) | Op::PutSlots(_))).collect();
+    let singles: Vec<Op> =
+        pair().into_iter().filter(|o| !matches!(o, Op::PutPeers(_) | Op::PutSlots(_))).collect();
     let report = datapath.apply(&singles);
     assert_eq!((report.writes, report.failures.len()), (0, 0));
     // The generation belongs to the kernel: putting the VPC again never resets it.
@@ -86,8 +99,13 @@ fn a_second_put_of_single_records_writes_nothing() -> Result {
 fn ten_thousand_peers_go_in_and_out_in_batches() -> Result {
     let fs = Bpffs::mount()?;
     let mut datapath = Datapath::open(config(&fs))?;
-    let key = |i: u32| (VpcId(5), ipnet::IpNet::from(std::net::IpAddr::from((0x0a00_0000 + i).to_be_bytes())));
-    let peer = |i: u32| Peer { identity: Identity(256 + i), flags: 0, tunnel: Some("192.0.2.7".parse().expect("ip")) };
+    let key =
+        |i: u32| (VpcId(5), ipnet::IpNet::from(std::net::IpAddr::from((0x0a00_0000 + i).to_be_bytes())));
+    let peer = |i: u32| Peer {
+        identity: Identity(256 + i),
+        flags: 0,
+        tunnel: Some("192.0.2.7".parse().expect("ip")),
+    };
     let peers: Vec<_> = (0..10_000).map(|i| (key(i), peer(i))).collect();
     let report = datapath.apply(&[Op::PutPeers(peers.clone())]);
     assert!(report.is_clean());
@@ -138,7 +156,8 @@ fn peers_fit_in_place_and_a_full_policy_grows_without_a_gap() -> Result {
     let facts = sys::map_facts(sys::map_by_id(first)?.as_fd())?;
     assert_eq!((facts.max_entries, facts.flags, facts.name.as_str()), (82, 1, "fl_pol_3"));
 
-    let more = |from, n| Op::AddEntries { slot, entries: policy(from, n, verdict::ALLOW).split_off(&entry(1, 0).0) };
+    let more =
+        |from, n| Op::AddEntries { slot, entries: policy(from, n, verdict::ALLOW).split_off(&entry(1, 0).0) };
     assert!(datapath.apply(&[more(2000, 40)]).is_clean());
     assert_eq!(inner_id(&datapath)?, Some(first), "it had room");
     let report = datapath.apply(&[more(3000, 40)]);
@@ -149,7 +168,8 @@ fn peers_fit_in_place_and_a_full_policy_grows_without_a_gap() -> Result {
     assert_eq!(datapath.view().policy(slot)?, Some(want));
 
     // Entries of a slot that is not there are an error, not a silence.
-    let report = datapath.apply(&[Op::AddEntries { slot: PolicySlot(9), entries: policy(1, 1, verdict::ALLOW) }]);
+    let report =
+        datapath.apply(&[Op::AddEntries { slot: PolicySlot(9), entries: policy(1, 1, verdict::ALLOW) }]);
     assert_eq!(report.failures.len(), 1);
     Ok(())
 }
@@ -177,7 +197,10 @@ fn an_inner_map_that_the_kernel_refuses_leaves_the_old_policy_and_the_other_slot
         Op::PutEndpoint(fine),
         Op::FreeSlots(vec![PolicySlot(1)]),
     ]);
-    assert_eq!(report.failures.iter().map(|f| f.object.to_string()).collect::<Vec<_>>(), ["policy slot 4", "endpoint red/e1"]);
+    assert_eq!(
+        report.failures.iter().map(|f| f.object.to_string()).collect::<Vec<_>>(),
+        ["policy slot 4", "endpoint red/e1"]
+    );
     assert_eq!(report.deferred, 1);
     let after = datapath.read_back()?;
     assert_eq!(after.endpoints[&1], before.endpoints[&1]);
@@ -214,7 +237,7 @@ fn plans(seed: u64) -> (NodePlan, NodePlan) {
 #[test]
 fn random_plans_are_applied_adopted_and_taken_away() -> Result {
     let fs = Bpffs::mount()?;
-    let mut node = Node::new()?;
+    let node = Node::new()?;
     let mut datapath = Datapath::open(config(&fs))?;
     for seed in 0..12 {
         let (before, after) = plans(seed);
@@ -233,16 +256,13 @@ fn random_plans_are_applied_adopted_and_taken_away() -> Result {
         assert_eq!(datapath.read_back()?, state);
         let report = datapath.apply(&diff(&after, &NodePlan::default()));
         assert!(report.is_clean(), "seed {seed}: {:?}", report.failures);
-        for id in datapath.devices().keys().copied().collect::<Vec<_>>() {
+        for id in datapath.read_back()?.devices.values().map(|d| EndpointId(d.endpoint)) {
             node.inside(|| datapath.detach_endpoint(id))?;
             node.ns.exec_ok(&["ip", "link", "del", &format!("w{id}")])?;
         }
         let config_only = flowloom_datapath::KernelState { config: state.config, ..Default::default() };
         assert_eq!(datapath.read_back()?, config_only, "seed {seed}");
     }
-    drop(node);
-    node = Node::new()?;
-    drop(node);
     Ok(())
 }
 
@@ -254,18 +274,23 @@ fn a_run_ended_before_any_write_is_finished_by_the_next_agent() -> Result {
         .map(plans)
         .find(|(b, a)| {
             let ops = diff(b, a);
-            ops.iter().any(|o| matches!(o, Op::PutSlots(_))) && ops.iter().any(|o| matches!(o, Op::PutPeers(_))) && ops.len() > 8
+            ops.iter().any(|o| matches!(o, Op::PutSlots(_)))
+                && ops.iter().any(|o| matches!(o, Op::PutPeers(_)))
+                && ops.len() > 8
         })
         .expect("a change with slots and peers");
     let mut datapath = Datapath::open(config(&fs))?;
     devices_for(&mut datapath, &node, &[&before, &after])?;
+    let devices = datapath.devices().clone();
     let ops = diff(&before, &after);
     let mut n = 0;
     loop {
         n += 1;
         assert!(datapath.sync(&before)?.is_clean());
         let stop = datapath.writes() + n;
-        datapath.set_write_hook(Some(Box::new(move |w| if w == stop { Err(format!("killed at write {n}")) } else { Ok(()) })));
+        datapath.set_write_hook(Some(Box::new(move |w| {
+            if w == stop { Err(format!("killed at write {n}")) } else { Ok(()) }
+        })));
         let report = datapath.apply(&ops);
         if !report.aborted {
             assert!(report.is_clean() && report.writes < n);
@@ -274,6 +299,10 @@ fn a_run_ended_before_any_write_is_finished_by_the_next_agent() -> Result {
         assert_eq!(report.writes, n - 1);
         drop(datapath);
         datapath = Datapath::open(config(&fs))?;
+        for (id, device) in &devices {
+            node.inside(|| datapath.attach_endpoint(*id, device))?;
+        }
+        assert_eq!(datapath.writes(), 0, "links and devices were there");
         let report = datapath.sync(&after)?;
         assert!(report.is_clean(), "killed at write {n}: {:?}", report.failures);
         assert_eq!(datapath.remaining(&after)?, []);
@@ -297,6 +326,5 @@ fn map_memory_is_what_the_kernel_charges() -> Result {
     assert!(datapath.apply(&[Op::PutSlots(vec![(PolicySlot(1), large)])]).is_clean());
     assert!(memory(&datapath, "fl_policy inner maps")? > 4000 * 24);
     assert_eq!(datapath.view().memory()?.len(), 19);
-    let _ = EndpointId(1);
     Ok(())
 }

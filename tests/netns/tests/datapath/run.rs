@@ -121,7 +121,9 @@ fn quotas_count_what_is_there_and_get_back_what_goes() -> Result {
     assert_eq!(view.flush(&CtFilter { port: Some(3), ..CtFilter::default() })?, 1);
     assert_eq!((used(None)?, used(e1)?), (Some((9, 1000)), Some((9, 60))));
     // Never below zero, whatever the count says.
-    let quotas = sys::Map::<abi::QuotaKey, abi::QuotaValue>::from_fd(sys::obj_get(&datapath.pin_dir().join("maps/fl_quotas"))?)?;
+    let quotas = sys::Map::<abi::QuotaKey, abi::QuotaValue>::from_fd(sys::obj_get(
+        &datapath.pin_dir().join("maps/fl_quotas"),
+    )?)?;
     quotas.set(&abi::QuotaKey { vpc: 100, endpoint: 1 }, &abi::QuotaValue { used: 2, limit: 60 })?;
     assert_eq!(view.flush(&CtFilter::default())?, 9);
     assert_eq!((used(None)?, used(e1)?), (Some((0, 1000)), Some((0, 60))));
@@ -144,7 +146,12 @@ fn syn(device: &DeviceInfo, src: &str, dst: &str, port: u16) -> Result<Vec<u8>> 
     Ok(frame.build()?)
 }
 
-fn trace(node: &Node, datapath: &Datapath, device: &DeviceInfo, frame: Vec<u8>) -> Result<flowloom_datapath::TraceReport> {
+fn trace(
+    node: &Node,
+    datapath: &Datapath,
+    device: &DeviceInfo,
+    frame: Vec<u8>,
+) -> Result<flowloom_datapath::TraceReport> {
     let request = TraceRequest { hook: Hook::FromEndpoint, ifindex: device.ifindex, frame, mark: 0 };
     let view = datapath.view();
     Ok(node.inside(|| view.trace(&request))?)
@@ -152,7 +159,8 @@ fn trace(node: &Node, datapath: &Datapath, device: &DeviceInfo, frame: Vec<u8>) 
 
 /// Runs the pinned program itself, as a packet would.
 fn run(node: &Node, datapath: &Datapath, device: &DeviceInfo, frame: &[u8]) -> Result<Action> {
-    let program = tree(&datapath.pin_dir().join("programs")).into_iter().find(|p| p.ends_with("from_endpoint"));
+    let program =
+        tree(&datapath.pin_dir().join("programs")).into_iter().find(|p| p.ends_with("from_endpoint"));
     let program = sys::obj_get(&datapath.pin_dir().join("programs").join(program.expect("pinned")))?;
     let context = sys::RunContext { ifindex: device.ifindex, ..Default::default() };
     let result = node.inside(|| sys::test_run(program.as_fd(), frame, &context, 1))?;
@@ -178,14 +186,24 @@ fn a_trace_names_the_steps_and_changes_no_map() -> Result {
     assert_eq!(report.lost_steps, 0);
     let device = Step::Device { ifindex: devices[0].ifindex, endpoint: Some(EndpointId(1)) };
     assert_eq!(report.steps.first(), Some(&device), "{report:?}");
-    assert!(report.steps.iter().any(|s| matches!(s, Step::Egress(j) if j.verdict == abi::verdict::ALLOW)), "{report:?}");
-    assert!(report.steps.iter().any(|s| matches!(s, Step::Ingress(j) if j.verdict == abi::verdict::ALLOW)), "{report:?}");
+    assert!(
+        report.steps.iter().any(|s| matches!(s, Step::Egress(j) if j.verdict == abi::verdict::ALLOW)),
+        "{report:?}"
+    );
+    assert!(
+        report.steps.iter().any(|s| matches!(s, Step::Ingress(j) if j.verdict == abi::verdict::ALLOW)),
+        "{report:?}"
+    );
     assert!(report.steps.contains(&Step::Local { endpoint: EndpointId(2) }), "{report:?}");
     assert_eq!(report.action, Action::Redirect);
 
     let spoofed = syn(&devices[0], "10.0.0.99", "10.0.0.12", 80)?;
     let report = trace(&node, &datapath, &devices[0], spoofed)?;
-    assert_eq!(report.steps.last(), Some(&Step::Drop { reason: Ok(DropReason::SpoofedSource) }), "{report:?}");
+    assert_eq!(
+        report.steps.last(),
+        Some(&Step::Drop { reason: Ok(DropReason::SpoofedSource) }),
+        "{report:?}"
+    );
     assert_eq!(report.action, Action::Drop);
     for i in 0..1000 {
         let frame = syn(&devices[0], "10.0.0.11", "10.0.0.12", i)?;
@@ -215,21 +233,30 @@ fn what_programs_count_and_tell_is_read_with_names() -> Result {
     let rows = view.conntrack(&CtFilter::default(), usize::MAX)?;
     assert_eq!(rows.len(), 1, "{rows:?}");
     let row = rows[0];
-    assert_eq!((row.vpc, row.protocol, row.established, row.state), (VpcId(100), TCP, false, ct_state::SYN_SENT));
+    assert_eq!(
+        (row.vpc, row.protocol, row.established, row.state),
+        (VpcId(100), TCP, false, ct_state::SYN_SENT)
+    );
     assert_eq!((row.origin.port, row.responder.port), (40_000, 80));
     assert_eq!((row.origin.endpoint, row.responder.endpoint), (Some(EndpointId(1)), Some(EndpointId(2))));
     assert!(row.egress.is_some_and(|d| d.verdict == abi::verdict::ALLOW && d.revision == 1), "{row:?}");
 
     let drops = view.drops()?;
     assert_eq!(drops.len(), 1, "{drops:?}");
-    assert_eq!((drops[0].endpoint, drops[0].reason, drops[0].packets), (Some(EndpointId(1)), Some(DropReason::SpoofedSource), 3));
+    assert_eq!(
+        (drops[0].endpoint, drops[0].reason, drops[0].packets),
+        (Some(EndpointId(1)), Some(DropReason::SpoofedSource), 3)
+    );
     assert_eq!(view.traffic(EndpointId(1))?.egress.packets, 1);
     assert_eq!(view.traffic(EndpointId(3))?, flowloom_datapath::counters::Traffic::default());
 
     let mut seen = Vec::new();
     eventually(Duration::from_secs(5), || {
         events.drain(usize::MAX, |e| seen.push((e.kind, e.reason, e.endpoint)));
-        let spoofs = seen.iter().filter(|e| **e == (abi::event_kind::DROP, DropReason::SpoofedSource as u8, 1)).count();
+        let spoofs = seen
+            .iter()
+            .filter(|e| **e == (abi::event_kind::DROP, DropReason::SpoofedSource as u8, 1))
+            .count();
         if spoofs == 3 { Ok(()) } else { Err(format!("{seen:?}")) }
     });
     assert_eq!(events.malformed(), 0);
