@@ -60,6 +60,31 @@ pub(crate) struct Traffic {
     pub(crate) icmp_code: Option<u8>,
 }
 
+/// The packet of a question: `tcp/80`, or in words.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct PacketArgs {
+    /// What: tcp/80, udp/53, sctp/9, icmp, icmp/TYPE/CODE, or a protocol number.
+    what: Option<Traffic>,
+    /// The same in words, with --port.
+    #[arg(long, conflicts_with = "what", value_parser = protocol)]
+    protocol: Option<String>,
+    /// Destination port.
+    #[arg(long, requires = "protocol", conflicts_with = "what")]
+    port: Option<u16>,
+}
+
+impl PacketArgs {
+    pub(crate) fn traffic(&self) -> Result<Traffic, crate::Failure> {
+        let text = match (&self.what, &self.protocol, self.port) {
+            (Some(what), ..) => return Ok(what.clone()),
+            (None, Some(protocol), Some(port)) => format!("{protocol}/{port}"),
+            (None, Some(protocol), None) => protocol.clone(),
+            (None, None, _) => return Err(crate::Failure::usage("say what: tcp/80, udp/53, icmp, ...")),
+        };
+        text.parse().map_err(|e| crate::Failure::usage(format!("--protocol, --port: {e}")))
+    }
+}
+
 impl std::str::FromStr for Traffic {
     type Err = String;
 

@@ -76,7 +76,7 @@ fn event(verdict: &str, reason: Option<&str>) -> Value {
 fn status(degraded: bool) -> Value {
     json!({
         "node": "n1", "version": "0.1.0", "abi_version": 1, "started_ms": 1000, "ready": true, "forwarding": "ebpf",
-        "document": {"path": "/etc/flowloom/network.yaml", "generation": 3, "applied_generation": 3, "loaded_ms": 1_796_017_469_000_u64, "error": ""},
+        "document": {"path": "/etc/flowloom/desired.yaml", "generation": 3, "applied_generation": 3, "loaded_ms": 1_796_017_469_000_u64, "error": ""},
         "reconcile": {"passes": 4, "last_writes": 0, "total_writes": 99, "last_duration_us": 1500, "errors": []},
         "endpoints": {"total": 3, "ready": 2, "waiting": 1, "failed": 0},
         "conntrack": {"established": 5, "capacity": 131_072, "swept": 7},
@@ -332,6 +332,21 @@ fn explain_and_trace_take_names_and_addresses_on_either_side() {
 }
 
 #[test]
+fn a_packet_may_be_said_in_words() {
+    let agent = FakeAgent::start(|_| error(404, "NotFound", "no"));
+    for line in ["policy explain a b --protocol TCP --port 8080", "trace a b --protocol tcp --port 8080"] {
+        assert_eq!(flowloom(&agent.socket(), line).code, 1, "{line}");
+    }
+    assert_eq!(flowloom(&agent.socket(), "policy explain a b --protocol icmp").code, 1);
+    let asked: Vec<_> =
+        agent.requests().into_iter().map(|r| (r.body["protocol"].clone(), r.body["port"].clone())).collect();
+    assert_eq!(
+        asked,
+        [(json!("tcp"), json!(8080)), (json!("tcp"), json!(8080)), (json!("icmp"), Value::Null)]
+    );
+}
+
+#[test]
 fn trace_names_each_step_and_answers_by_exit_code() {
     for (outcome, verdict, code) in
         [("delivered", "allow", 0), ("dropped", "drop", 4), ("answered", "reject", 4)]
@@ -530,6 +545,12 @@ fn a_wrong_command_line_is_exit_code_2_and_asks_nothing() {
         "policy explain red/a blue/b tcp/80",
         "policy explain red/a 10.0.0.256 tcp/80",
         "policy explain a b tcp",
+        "policy explain a b",
+        "policy explain a b --port 80",
+        "policy explain a b --protocol tcp",
+        "policy explain a b --protocol icmp --port 300",
+        "policy explain a b tcp/80 --protocol tcp",
+        "policy explain a b tcp/80 --port 80",
         "policy explain a b tcp/80 --family 5",
         "policy wait --revision 1",
         "policy entries --vpc red",

@@ -32,7 +32,7 @@ use crate::values::duration;
 Examples:
   flowloom apply network.yaml --dry-run
   flowloom apply network.yaml
-  flowloom apply network.yaml --to /etc/flowloom/network.yaml --wait 30s
+  flowloom apply network.yaml --to /etc/flowloom/desired.yaml --wait 30s
   flowloom apply network.yaml --to /srv/net.yaml --wait 30s --agent /run/a.sock --agent /run/b.sock")]
 pub(crate) struct ApplyArgs {
     /// The document.

@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::output::policy;
 use crate::peers::{EndpointArg, Peer, one_vpc};
-use crate::values::{Traffic, duration, family};
+use crate::values::{PacketArgs, duration, family};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PolicyCommand {
@@ -60,8 +60,8 @@ pub(crate) struct ExplainArgs {
     from: Peer,
     /// Who receives: vpc/endpoint or vpc/address.
     to: Peer,
-    /// What: tcp/80, udp/53, sctp/9, icmp, icmp/TYPE/CODE, or a protocol number.
-    what: Traffic,
+    #[command(flatten)]
+    packet: PacketArgs,
     /// The VPC, when neither side names one.
     #[arg(long)]
     vpc: Option<VpcName>,
@@ -123,14 +123,15 @@ pub(crate) fn run(context: &mut Context<'_>, command: &PolicyCommand) -> Result<
 }
 
 fn explain(context: &mut Context<'_>, args: &ExplainArgs) -> Result<Exit, Failure> {
+    let what = args.packet.traffic()?;
     let request = ExplainRequest {
         vpc: one_vpc([args.from.vpc.as_ref(), args.to.vpc.as_ref(), args.vpc.as_ref()])?,
         from: args.from.name.clone(),
         to: args.to.name.clone(),
-        protocol: args.what.protocol.clone(),
-        port: args.what.port,
-        icmp_type: args.what.icmp_type,
-        icmp_code: args.what.icmp_code,
+        protocol: what.protocol,
+        port: what.port,
+        icmp_type: what.icmp_type,
+        icmp_code: what.icmp_code,
         family: args.family,
     };
     let explanation = context.client().explain(&request)?;

@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::output::{policy::passes, trace::report};
 use crate::peers::{Peer, one_vpc};
-use crate::values::{Traffic, family};
+use crate::values::{PacketArgs, family};
 
 /// Name each step of an imagined packet through the node's own programs and maps.
 ///
@@ -25,8 +25,8 @@ pub(crate) struct TraceArgs {
     from: Peer,
     /// Who receives: vpc/endpoint or vpc/address.
     to: Peer,
-    /// What: tcp/80, udp/53, sctp/9 or icmp.
-    what: Traffic,
+    #[command(flatten)]
+    packet: PacketArgs,
     /// The VPC, when neither side names one.
     #[arg(long)]
     vpc: Option<VpcName>,
@@ -48,19 +48,20 @@ pub(crate) struct TraceArgs {
 }
 
 pub(crate) fn run(context: &mut Context<'_>, args: &TraceArgs) -> Result<Exit, Failure> {
-    if args.what.icmp_type.is_some() {
+    let what = args.packet.traffic()?;
+    if what.icmp_type.is_some() {
         return Err(Failure::usage("a trace sends an echo request: write icmp without a type"));
     }
-    if args.flags.is_some() && args.what.protocol != "tcp" {
+    if args.flags.is_some() && what.protocol != "tcp" {
         return Err(Failure::usage("--flags needs tcp"));
     }
     let request = TraceRequest {
         vpc: one_vpc([args.from.vpc.as_ref(), args.to.vpc.as_ref(), args.vpc.as_ref()])?,
         from: args.from.name.clone(),
         to: args.to.name.clone(),
-        protocol: args.what.protocol.clone(),
+        protocol: what.protocol,
         src_port: args.src_port,
-        port: args.what.port,
+        port: what.port,
         tcp_flags: args.flags.as_ref().map(|f| f.to_ascii_uppercase()),
         family: args.family,
         payload: args.payload,
