@@ -186,6 +186,22 @@ impl Lab {
     /// With the command's output when it is refused.
     pub fn apply(&self, document: &Document) -> Result<()> {
         self.install(document)?;
+        self.wait_enforced()
+    }
+
+    /// Writes a document that needs no allocation in the place of the installed one, as a tool that renders documents does, and waits.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn replace(&self, document: &Document) -> Result<()> {
+        let staged = self.document.with_extension("staged");
+        std::fs::write(&staged, document.text())?;
+        std::fs::rename(&staged, &self.document)?;
+        self.wait_enforced()
+    }
+
+    /// Until every living agent enforces what is installed.
+    fn wait_enforced(&self) -> Result<()> {
         let lock = lock_path(&self.document);
         let wanted = digest(&std::fs::read(&self.document)?, std::fs::read(lock).ok().as_deref());
         for agent in self.agents.iter().filter(|a| a.process.is_some()) {

@@ -1,0 +1,234 @@
+//! The agent may die: killed before its n-th external write (file, link, route, map) of an operation, for n = 1, 2, 3 ... until the operation finishes. Afterwards
+//! the state equals that of a run that was not disturbed, and an established flow has lost nothing.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use flowloom_api::v1::digest;
+use flowloom_testkit::{Cmd, Mode, Ns, Outcome, Probe, TcpFlow, TcpServer};
+use flowloom_tests_e2e::{Document, Lab, binary};
+use serde_json::json;
+
+const VARIABLE: &str = "FLOWLOOM_TEST_ABORT_AT_WRITE";
+const WAIT: Duration = Duration::from_secs(30);
+/// More writes than any operation here can need: a test that gets here loops.
+const MOST: usize = 400;
+
+fn base(lab: &Lab) -> Document {
+    let endpoint = |name: &str, host: u8| json!({"vpc": "red", "name": name, "subnet": "app", "node": "n1", "ips": [format!("10.1.0.{host}"), format!("fd10:1::{host}")], "security_groups": ["g"], "labels": {"role": name}});
+    lab.empty_document()
+        .with("vpcs", json!([{"name": "red"}]))
+        .with("subnets", json!([
+            {"vpc": "red", "name": "app", "cidrs": ["10.1.0.0/24", "fd10:1::/64"]},
+            {"vpc": "default", "name": "pods", "cidr": "10.7.0.0/24", "node": "n1"},
+        ]))
+        .with("endpoints", json!([endpoint("a", 10), endpoint("b", 20)]))
+        .with("security_groups", json!([{"vpc": "red", "name": "g", "default_deny_egress": false, "rules": [
+            {"id": "flow", "priority": 1, "direction": "ingress", "protocol": "tcp", "ports": [{"from": 7000, "to": 7000}], "action": "allow"}]}]))
+}
+
+fn with_rule(lab: &Lab) -> Result<Document> {
+    let mut document = base(lab);
+    document.rules("red", "g")?.push(json!({"id": "cidr", "priority": 5, "direction": "ingress", "protocol": "tcp", "remote_cidr": "10.1.0.8/29", "ports": [{"from": 8000, "to": 8010}], "action": "allow"}));
+    Ok(document)
+}
+
+fn with_endpoint(lab: &Lab) -> Document {
+    let mut document = base(lab);
+    document.add("endpoints", json!({"vpc": "red", "name": "late", "subnet": "app", "node": "n1", "ips": ["10.1.0.30", "fd10:1::30"], "security_groups": ["g"], "labels": {"role": "late"}}));
+    document
+}
+
+/// What the node holds, by names; numbers that only this run knows are left out.
+fn state(lab: &Lab) -> Result<BTreeSet<String>> {
+    let client = lab.agents.first().context("no agent")?.client();
+    let mut lines = BTreeSet::new();
+    for e in client.endpoints()?.endpoints {
+        lines.insert(format!("endpoint {}/{} {:?} {:?} {:?} {:?}", e.vpc.name, e.endpoint.name, e.state, e.ips, e.security_groups, e.conditions.iter().map(|c| (&c.kind, c.status, &c.reason)).collect::<Vec<_>>()));
+        for slot in client.policy_entries(Some((&e.vpc.name, &e.endpoint.name)))?.slots {
+            for entry in slot.entries {
+                lines.insert(format!("entry {}/{} {:?} {} {} {} {:?} {}", e.vpc.name, e.endpoint.name, slot.direction, entry.peer.name, entry.protocol, entry.ports, entry.verdict, entry.rule.name));
+            }
+        }
+    }
+    for pool in client.ipam()?.pools {
+        for used in pool.used.iter().filter(|u| u.cooling_ms.is_none()) {
+            lines.insert(format!("address {} {} of {}", pool.subnet, used.address, used.endpoint));
+        }
+    }
+    let links = lab.node(0).ns.exec_ok(&["ip", "-brief", "link"])?.stdout;
+    lines.insert(format!("{} links", links.lines().count()));
+    let routes = lab.node(0).ns.exec_ok(&["ip", "route", "show", "table", "all"])?.stdout;
+    lines.extend(routes.lines().map(|r| format!("route {}", r.split_whitespace().take(2).collect::<Vec<_>>().join(" "))));
+    Ok(lines)
+}
+
+/// Waits until the agent died (true) or enforces what is installed (false).
+fn died(lab: &mut Lab) -> Result<bool> {
+    let mut lock = lab.document.clone().into_os_string();
+    lock.push(".lock.yaml");
+    let wanted = digest(&std::fs::read(&lab.document)?, std::fs::read(lock).ok().as_deref());
+    let end = Instant::now() + WAIT;
+    let agent = lab.agents.first_mut().context("no agent")?;
+    let client = agent.client();
+    while Instant::now() < end {
+        if agent.process.as_mut().context("not started")?.status()?.is_some() {
+            agent.process = None;
+            return Ok(true);
+        }
+        if client.status().is_ok_and(|s| s.document.applied_digest == wanted && s.ready) {
+            return Ok(false);
+        }
+        std::thread::yield_now();
+    }
+    bail!("neither died nor finished: {:?}", client.status())
+}
+
+/// Starts the agent so that it dies before its n-th write.
+fn start_doomed(lab: &mut Lab, n: usize) -> Result<()> {
+    let agent = lab.agents.first_mut().context("no agent")?;
+    agent.kill()?;
+    agent.set_variable(VARIABLE, &n.to_string());
+    agent.start()?;
+    agent.clear_variables();
+    Ok(())
+}
+
+fn start_whole(lab: &mut Lab) -> Result<()> {
+    lab.agents.first_mut().context("no agent")?.restart()?;
+    if died(lab)? { bail!("it died without being told to") }
+    Ok(())
+}
+
+/// Runs `from` -> `to` with the agent killed at every write.
+fn every_write(name: &str, from: &dyn Fn(&Lab) -> Result<Document>, to: &dyn Fn(&Lab) -> Result<Document>) -> Result<()> {
+    let mut lab = Lab::builder().nodes(1).start()?;
+    lab.apply(&to(&lab)?)?;
+    let clean_to = state(&lab)?;
+    lab.apply(&from(&lab)?)?;
+    let clean_from = state(&lab)?;
+    let (a, b) = (lab.workload("red/a")?, lab.workload("red/b")?);
+    let at = SocketAddr::new(b.ip(4)?, 7000);
+    let _server = TcpServer::start(&b.netns, at, Mode::Echo)?;
+    let flow = TcpFlow::start(&a.netns, at, Duration::from_millis(1), WAIT)?;
+    let denied = SocketAddr::new(b.ip(4)?, 7999);
+    let _closed = TcpServer::start(&b.netns, denied, Mode::Echo)?;
+    let mut killed = 0;
+    for n in 1..=MOST {
+        start_doomed(&mut lab, n)?;
+        let early = died(&mut lab)?;
+        if !early {
+            lab.install(&to(&lab)?)?;
+        }
+        let dead = early || died(&mut lab)?;
+        // Dead or alive, nothing is open that should not be.
+        assert_eq!(Probe::tcp(&a.netns, denied).timeout(Duration::from_millis(60)).run()?, Outcome::TimedOut, "{name}: open after write {n}");
+        if early {
+            bail!("{name}: a restart with nothing to do wrote (write {n})");
+        }
+        if !dead {
+            assert_eq!(state(&lab)?, clean_to, "{name}: undisturbed");
+            break;
+        }
+        killed += 1;
+        start_whole(&mut lab)?;
+        assert_eq!(state(&lab)?, clean_to, "{name}: killed before write {n}");
+        lab.apply(&from(&lab)?)?;
+        assert_eq!(state(&lab)?, clean_from, "{name}: back after write {n}");
+        assert!(n < MOST, "{name} needs more than {MOST} writes");
+    }
+    let report = flow.stop();
+    assert!(report.error.is_none(), "{name}: {report:?}");
+    println!("{name}: killed before each of {killed} writes; an established flow made {} round trips, the longest {:?}", report.round_trips, report.longest);
+    assert!(killed > 0, "{name}: nothing was killed: is the agent built with kill-points?");
+    Ok(())
+}
+
+#[test]
+fn killed_at_every_write_of_a_policy_change() -> Result<()> {
+    every_write("policy change", &|lab| Ok(base(lab)), &with_rule)
+}
+
+#[test]
+fn killed_at_every_write_of_an_endpoint_coming() -> Result<()> {
+    every_write("endpoint comes", &|lab| Ok(base(lab)), &|lab| Ok(with_endpoint(lab)))
+}
+
+#[test]
+fn killed_at_every_write_of_an_endpoint_going() -> Result<()> {
+    every_write("endpoint goes", &|lab| Ok(with_endpoint(lab)), &|lab| Ok(base(lab)))
+}
+
+fn cni(lab: &Lab, verb: &str, ns: &Ns) -> Result<flowloom_testkit::Output> {
+    let socket = &lab.agents.first().context("no agent")?.socket;
+    let config = json!({"cniVersion": "1.0.0", "name": "flowloom", "type": "flowloom-cni", "socket": socket}).to_string();
+    Cmd::new(&[binary("flowloom-cni")?])
+        .env("CNI_COMMAND", verb)
+        .env("CNI_CONTAINERID", "c1")
+        .env("CNI_NETNS", ns.path())
+        .env("CNI_IFNAME", "eth0")
+        .env("CNI_PATH", "/opt/cni/bin")
+        .input(config)
+        .in_netns(&lab.node(0).ns)?
+        .timeout(Duration::from_secs(60))
+        .run()
+}
+
+/// ADD or DEL with the agent killed at every write, each repeated as a runtime repeats it.
+fn every_write_of_cni(verb: &str) -> Result<()> {
+    let mut lab = Lab::builder().nodes(1).start()?;
+    lab.apply(&base(&lab))?;
+    let without = state(&lab)?;
+    let mut killed = 0;
+    for n in 1..=MOST {
+        let ns = Ns::new("pod")?;
+        if verb == "DEL" {
+            cni(&lab, "ADD", &ns)?.success()?;
+        }
+        start_doomed(&mut lab, n)?;
+        if died(&mut lab)? {
+            bail!("{verb}: a restart with nothing to do wrote (write {n})");
+        }
+        // The plugin waits for an agent that comes back, so the call and the restart go on side by side.
+        let socket_owner = std::thread::scope(|scope| -> Result<bool> {
+            let call = scope.spawn(|| cni(&lab, verb, &ns));
+            let output = call.join().map_err(|_| anyhow::anyhow!("the call panicked"))??;
+            Ok(output.status.success())
+        })?;
+        let dead = lab.agents.first_mut().and_then(|a| a.process.as_mut()).context("not started")?.status()?.is_some();
+        if dead {
+            killed += 1;
+            lab.agents.first_mut().context("no agent")?.process = None;
+            start_whole(&mut lab)?;
+        } else {
+            assert!(socket_owner, "{verb} failed although the agent lives");
+        }
+        // The runtime tries again; for an ADD that succeeded already this is a repeated ADD.
+        cni(&lab, verb, &ns)?.success().with_context(|| format!("{verb} again after write {n}"))?;
+        if verb == "ADD" {
+            let own = lab.agents.first().context("no agent")?.client().endpoints()?.endpoints;
+            let attached = own.iter().filter(|e| e.attachment.is_some()).count();
+            assert_eq!(attached, 1, "after write {n}: {own:?}");
+            cni(&lab, "DEL", &ns)?.success()?;
+        }
+        assert_eq!(state(&lab)?, without, "{verb}: killed before write {n}");
+        if !dead {
+            println!("{verb}: killed before each of {killed} writes");
+            assert!(killed > 0, "nothing was killed: is the agent built with kill-points?");
+            return Ok(());
+        }
+    }
+    bail!("{verb} needs more than {MOST} writes")
+}
+
+#[test]
+fn killed_at_every_write_of_a_cni_add() -> Result<()> {
+    every_write_of_cni("ADD")
+}
+
+#[test]
+fn killed_at_every_write_of_a_cni_del() -> Result<()> {
+    every_write_of_cni("DEL")
+}
