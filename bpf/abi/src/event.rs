@@ -134,13 +134,13 @@ pub mod trace_step {
     pub const INGRESS: u32 = 6;
     /// Destination: a = local endpoint id.
     pub const LOCAL: u32 = 7;
-    /// Encapsulation: a = VNI, b = last four bytes of the tunnel endpoint.
+    /// Encapsulation: a = VNI, b = last four bytes of the tunnel endpoint, read as a big-endian number.
     pub const ENCAP: u32 = 8;
     /// Handed to the host's stack.
     pub const STACK: u32 = 9;
     /// Dropped: a = reason.
     pub const DROP: u32 = 10;
-    /// Answered: a = 1 ARP or ND, 2 echo, 3 RST, 4 ICMP error; b = reason when an error.
+    /// Answered: a = 1 ARP or ND, 2 echo, 3 RST, 4 ICMP error; for an error b = type << 8 | code, c = MTU told.
     pub const ANSWER: u32 = 11;
     /// Delivered: a = ifindex, b = delivery method.
     pub const DELIVER: u32 = 12;

@@ -96,12 +96,7 @@ pub enum Step {
         reason: std::result::Result<DropReason, u32>,
     },
     /// It would be answered.
-    Answer {
-        /// How.
-        answer: Answer,
-        /// Why, when the answer is an error.
-        reason: Option<DropReason>,
-    },
+    Answer(Answer),
     /// It would be delivered.
     Deliver {
         /// Device.
@@ -133,8 +128,15 @@ pub enum Answer {
     Echo,
     /// TCP RST.
     Reset,
-    /// ICMP error.
-    IcmpError,
+    /// ICMP error (ICMPv6 for IPv6 packets).
+    IcmpError {
+        /// Type.
+        kind: u8,
+        /// Code.
+        code: u8,
+        /// MTU told, 0 = none.
+        mtu: u32,
+    },
 }
 
 impl Step {
@@ -162,7 +164,7 @@ impl Step {
             kind::EGRESS => judged().map_or(Self::Unknown(step), Self::Egress),
             kind::INGRESS => judged().map_or(Self::Unknown(step), Self::Ingress),
             kind::LOCAL => Self::Local { endpoint: EndpointId(a) },
-            kind::ENCAP => Self::Encap { vni: a, remote: b.to_ne_bytes() },
+            kind::ENCAP => Self::Encap { vni: a, remote: b.to_be_bytes() },
             kind::STACK => Self::Stack,
             kind::DROP => Self::Drop { reason: reason(a).ok_or(a) },
             kind::ANSWER => {
@@ -170,10 +172,13 @@ impl Step {
                     1 => Answer::Neighbour,
                     2 => Answer::Echo,
                     3 => Answer::Reset,
-                    4 => Answer::IcmpError,
+                    4 => match u16::try_from(b).map(u16::to_be_bytes) {
+                        Ok([kind, code]) => Answer::IcmpError { kind, code, mtu: c },
+                        Err(_) => return Self::Unknown(step),
+                    },
                     _ => return Self::Unknown(step),
                 };
-                Self::Answer { answer, reason: reason(b) }
+                Self::Answer(answer)
             }
             kind::DELIVER => Self::Deliver { ifindex: a, method: b },
             kind::CURRENT => match u8::try_from(a) {
@@ -275,8 +280,11 @@ mod tests {
             Step::Conntrack { found: Tracked::Established, reply: true }
         );
         assert_eq!(step(kind::DROP, 14, 0, 0), Step::Drop { reason: Ok(DropReason::PolicyEgress) });
-        let answer = Step::Answer { answer: Answer::IcmpError, reason: Some(DropReason::MtuExceeded) };
-        assert_eq!(step(kind::ANSWER, 4, 22, 0), answer);
+        let too_big = Step::Answer(Answer::IcmpError { kind: 3, code: 4, mtu: 1450 });
+        assert_eq!(step(kind::ANSWER, 4, 0x0304, 1450), too_big);
+        assert_eq!(step(kind::ANSWER, 3, 0, 0), Step::Answer(Answer::Reset));
+        let encap = Step::Encap { vni: 100, remote: [192, 0, 2, 7] };
+        assert_eq!(step(kind::ENCAP, 100, u32::from_be_bytes([192, 0, 2, 7]), 0), encap);
         assert_eq!(step(kind::DELIVER, 9, 1, 0), Step::Deliver { ifindex: 9, method: 1 });
     }
 

@@ -226,3 +226,17 @@ impl View {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_may_cross_threads() {
+        fn send_and_sync<T: Send + Sync>() {}
+        fn send<T: Send>() {}
+        send_and_sync::<View>();
+        send_and_sync::<crate::Datapath>();
+        send::<Events>();
+    }
+}
