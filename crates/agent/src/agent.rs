@@ -1,0 +1,122 @@
+//! Puts the parts together.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use flowloom_datapath::{Config as DatapathConfig, Datapath};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::config::{Config, Forwarding};
+use crate::core::{Command, Core, Outside};
+use crate::events::EventLog;
+use crate::plane::Kernel;
+use crate::source;
+use crate::store::Store;
+use crate::threads::{self, Stop};
+use crate::wiring::{Host, Wiring};
+use crate::{api, uninstall};
+
+fn datapath_config(config: &Config) -> DatapathConfig {
+    DatapathConfig {
+        pin_root: config.pin_root.clone(),
+        forwarding: match config.forwarding {
+            Forwarding::Ebpf => flowloom_datapath::Forwarding::Ebpf,
+            Forwarding::Stack => flowloom_datapath::Forwarding::Stack,
+        },
+        tunnel_port: config.tunnel_port,
+        conntrack_entries: config.conntrack.entries,
+        conntrack_new_entries: config.conntrack.new_entries,
+        event_bytes: None,
+        event_rate: config.events.rate,
+        answer_rate: config.events.answer_rate,
+        verdict_events: config.events.verdicts,
+    }
+}
+
+/// Runs until SIGTERM or SIGINT. What is in force stays in force.
+///
+/// # Errors
+/// What keeps the agent from starting: another agent, a live socket, a kernel or pins that do not fit.
+pub fn run(config: Config) -> Result<()> {
+    let store = Store::open(&config.state_dir)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(4)
+        .thread_stack_size(512 * 1024)
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
+    let socket = runtime.block_on(async { api::bind(&config.socket) })?;
+    let datapath = Datapath::open(datapath_config(&config)).context("opening the datapath")?;
+    let view = datapath.view();
+    let wiring: Box<dyn Wiring> = Box::new(Host::open(&config.masquerade.table, &config.overlay_device)?);
+    let plane = Box::new(Kernel::new(datapath));
+    let events = Arc::new(EventLog::new(config.events.history));
+    let (core, handle) = Core::new(config.clone(), Outside { store, wiring, plane }, events.clone())?;
+
+    // Subscriptions first, then the full look (in `Core::run`): nothing falls between.
+    threads::read_events(&view, events).context("reading events")?;
+    threads::watch_network(handle.clone()).context("watching the network")?;
+    let _watcher = watch_document(&config.document, &handle);
+    let stop = Arc::new(Stop::default());
+    let every = Duration::from_secs(config.conntrack.sweep_seconds);
+    let sweeper =
+        threads::sweep(view, handle.clone(), every, stop.clone()).context("starting the sweeper")?;
+    let writer = std::thread::Builder::new().name("core".into()).spawn(move || core.run())?;
+
+    runtime.block_on(async {
+        let (stop_api, stopped) = watch::channel(false);
+        let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
+        let server = tokio::spawn(api::serve(socket, handle.clone(), config.api.clone(), stopped));
+        let mut passes = handle.passes();
+        let ready = async {
+            while !handle.health().ready {
+                if passes.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+            tracing::info!(node = %config.node, "ready");
+            // Without systemd there is nobody to tell.
+            let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            () = ready => {}
+        }
+        let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
+        stop_api.send_replace(true);
+        server.await.context("the API server")?;
+        handle.send(Command::Stop);
+        anyhow::Ok(())
+    })?;
+    stop.set();
+    for (name, thread) in [("sweeper", sweeper), ("core", writer)] {
+        if thread.join().is_err() {
+            anyhow::bail!("the {name} thread panicked");
+        }
+    }
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    Ok(())
+}
+
+/// Without a watch the core's safety timer still finds changes; the directory may appear later.
+fn watch_document(path: &Path, handle: &crate::core::Handle) -> Option<notify::RecommendedWatcher> {
+    let handle = handle.clone();
+    source::watch(path, move || handle.send(Command::Document))
+        .inspect_err(|e| tracing::error!(path = %path.display(), error = %e, "the document's directory is not watched"))
+        .ok()
+}
+
+/// Removes everything of this agent's making.
+///
+/// # Errors
+/// What could not be removed; the rest is gone.
+pub fn remove(config: &Config) -> Result<()> {
+    uninstall::uninstall(config)
+}

@@ -1,0 +1,71 @@
+//! What is: health, status, endpoints, addresses, identities, policies.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::Uri;
+use flowloom_api::v1::{self, ErrorCode};
+use flowloom_model::EndpointKey;
+use serde::Deserialize;
+
+use super::{Answer, Context, both, failure, invalid, query};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfEndpoint {
+    vpc: Option<String>,
+    endpoint: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfVpc {
+    vpc: Option<String>,
+}
+
+pub(crate) async fn health(State(context): State<Context>) -> Answer<v1::Health> {
+    Ok(Json(context.core.health()))
+}
+
+pub(crate) async fn status(State(context): State<Context>) -> Answer<v1::Status> {
+    Ok(Json(context.core.ask(|core| core.status()).await?))
+}
+
+pub(crate) async fn endpoints(State(context): State<Context>) -> Answer<v1::EndpointList> {
+    Ok(Json(v1::EndpointList { endpoints: context.core.ask(|core| core.endpoint_infos(None)).await? }))
+}
+
+pub(crate) async fn endpoint(
+    State(context): State<Context>,
+    Path((vpc, name)): Path<(String, String)>,
+) -> Answer<v1::EndpointInfo> {
+    let key: EndpointKey = format!("{vpc}/{name}").parse().map_err(invalid)?;
+    let found = context.core.ask({
+        let key = key.clone();
+        move |core| core.endpoint_infos(Some(&key))
+    });
+    found.await?.pop().map(Json).ok_or_else(|| {
+        failure(
+            ErrorCode::NotFound,
+            format!("endpoint {key} is not one of this node; see `flowloom endpoint list`"),
+        )
+    })
+}
+
+pub(crate) async fn ipam(State(context): State<Context>) -> Answer<v1::IpamReport> {
+    Ok(Json(context.core.ask(|core| core.ipam_report()).await?))
+}
+
+pub(crate) async fn identities(State(context): State<Context>) -> Answer<v1::IdentityList> {
+    Ok(Json(context.core.ask(|core| core.identity_list()).await?))
+}
+
+pub(crate) async fn policy_entries(State(context): State<Context>, uri: Uri) -> Answer<v1::PolicyEntryList> {
+    let of: OfEndpoint = query(&uri)?;
+    let key = both(of.vpc, of.endpoint)?;
+    Ok(Json(context.core.ask(move |core| core.policy_entries(key.as_ref())).await??))
+}
+
+pub(crate) async fn policy_rules(State(context): State<Context>, uri: Uri) -> Answer<v1::RuleList> {
+    let of: OfVpc = query(&uri)?;
+    Ok(Json(context.core.ask(move |core| core.rule_hits(of.vpc.as_deref())).await??))
+}

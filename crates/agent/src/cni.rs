@@ -1,0 +1,481 @@
+//! CNI requests. ADD: reserve, write down, make, guard, enforce, answer; what fails undoes exactly what it did.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use flowloom_api::v1::{self, ApiError, CniAttachment, ErrorCode};
+use flowloom_compiler::EndpointPlan;
+use flowloom_model::{Attachment, DEFAULT_VPC, EndpointKey, EndpointName, GroupName, SubnetName, VpcName};
+use ipnet::IpNet;
+
+use crate::core::Core;
+use crate::duties;
+use crate::record::{CniRecord, OwnEndpoint, Record, device_name, endpoint_name, labels};
+use crate::wiring::{Wire, WireSpec};
+use crate::writes;
+
+/// Timings kept.
+const TIMINGS: usize = 256;
+
+fn error(code: ErrorCode, message: impl Into<String>) -> ApiError {
+    ApiError::new(code, message)
+}
+
+/// Microseconds per stage.
+struct Stages {
+    start: Instant,
+    last: Instant,
+    list: Vec<(String, u64)>,
+}
+
+impl Stages {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { start: now, last: now, list: Vec::with_capacity(8) }
+    }
+
+    fn done(&mut self, stage: &str) {
+        let now = Instant::now();
+        self.list.push((stage.to_owned(), micros(now - self.last)));
+        self.last = now;
+    }
+}
+
+fn micros(d: std::time::Duration) -> u64 {
+    u64::try_from(d.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl Core {
+    fn require_document(&self) -> Result<(), ApiError> {
+        if self.applied_generation > 0 {
+            return Ok(());
+        }
+        let why =
+            if self.document_error.is_empty() { "no document is in force yet" } else { &self.document_error };
+        Err(error(ErrorCode::NotReady, format!("the node is not ready: {why}")))
+    }
+
+    fn attached_as(&self, attachment: &CniAttachment) -> Option<&Record> {
+        self.records.values().find(|r| r.cni.as_ref().is_some_and(|c| c.attachment == *attachment))
+    }
+
+    /// See the module's comment. The answer says that the policy is in force.
+    ///
+    /// # Errors
+    /// Typed; after an error nothing of this ADD is left.
+    pub(crate) fn cni_add(&mut self, request: &v1::CniAddRequest) -> Result<v1::CniAddResult, ApiError> {
+        let mut stages = Stages::new();
+        let result = self.add(request, &mut stages);
+        self.time("ADD", &request.attachment, result.is_ok(), &stages);
+        if let Err(e) = &result {
+            tracing::warn!(attachment = %request.attachment, error = %e, "CNI ADD refused");
+        }
+        result
+    }
+
+    fn time(&mut self, command: &str, attachment: &CniAttachment, ok: bool, stages: &Stages) {
+        while self.timings.len() >= TIMINGS {
+            self.timings.pop_front();
+        }
+        self.timings.push_back(v1::CniTiming {
+            command: command.to_owned(),
+            attachment: attachment.to_string(),
+            ok,
+            total_us: micros(stages.start.elapsed()),
+            stages: stages.list.clone(),
+        });
+    }
+
+    fn add(
+        &mut self,
+        request: &v1::CniAddRequest,
+        stages: &mut Stages,
+    ) -> Result<v1::CniAddResult, ApiError> {
+        self.require_document()?;
+        check_request(request)?;
+        if let Some(existing) = self.attached_as(&request.attachment).cloned() {
+            return self.add_again(&existing, request);
+        }
+        let (start, writes_before) = (Instant::now(), writes::total());
+        self.last.errors.clear();
+        let record = self.reserve(request)?;
+        stages.done("reserve");
+        if let Err(e) = self.store.write_endpoint(&record.file(), &record) {
+            self.undo_add(&record);
+            return Err(error(ErrorCode::Realise, e.to_string()));
+        }
+        stages.done("intent");
+        let result = self.realise_add(&record, stages);
+        if result.is_err() {
+            self.undo_add(&record);
+        }
+        self.finish(start, writes_before);
+        result
+    }
+
+    /// The attachment exists: the same request gets the same answer, after making sure that it is still so.
+    fn add_again(
+        &mut self,
+        record: &Record,
+        request: &v1::CniAddRequest,
+    ) -> Result<v1::CniAddResult, ApiError> {
+        let Some(cni) = &record.cni else {
+            return Err(error(ErrorCode::Internal, "an attachment without itself"));
+        };
+        if cni.netns != request.netns || cni.network != request.network || cni.args != request.args {
+            let message = format!(
+                "{} is attached as endpoint {} already, with another namespace, network or arguments; DEL it first",
+                request.attachment, record.key
+            );
+            return Err(error(ErrorCode::AttachmentConflict, message));
+        }
+        if !self.attached.contains_key(&record.key) || !self.plan.endpoints.contains_key(&record.key) {
+            self.pass();
+        }
+        match self.plan.endpoints.get(&record.key).cloned() {
+            Some(plan) if self.attached.contains_key(&record.key) => Ok(self.result(record, &plan)),
+            _ => Err(error(ErrorCode::Realise, self.why_not(&record.key))),
+        }
+    }
+
+    fn why_not(&self, key: &EndpointKey) -> String {
+        if let Some(e) = self.wiring_errors.get(key) {
+            return format!("endpoint {key}: {e}");
+        }
+        let about = |c: &&flowloom_compiler::Condition| matches!(&c.object, flowloom_compiler::ObjectRef::Endpoint { endpoint } if endpoint == key);
+        match self.compiled.iter().find(about) {
+            Some(c) => format!("endpoint {key}: {}", c.message),
+            None => format!("endpoint {key} is not in force: {}", self.last.errors.join("; ")),
+        }
+    }
+
+    /// Decides what the endpoint is and takes its addresses. Only memory changes.
+    fn reserve(&mut self, request: &v1::CniAddRequest) -> Result<Record, ApiError> {
+        let network = &request.network;
+        let vpc_text = network.vpc.as_deref().unwrap_or(DEFAULT_VPC);
+        let vpc: VpcName =
+            vpc_text.parse().map_err(|e| error(ErrorCode::InvalidRequest, format!("vpc: {e}")))?;
+        if !self.world.vpcs.contains_key(&vpc) {
+            return Err(error(ErrorCode::NotFound, format!("vpc {vpc} does not exist in the document")));
+        }
+        let (key, own) = match request.args.get("FLOWLOOM_ENDPOINT").filter(|v| !v.is_empty()) {
+            Some(name) => (self.bind(&vpc, name)?, None),
+            None => self.own(&vpc, request)?,
+        };
+        let record = Record {
+            wire: Wire::Netns {
+                device: device_name(&key),
+                netns: PathBuf::from(&request.netns),
+                interface: request.attachment.ifname.clone(),
+            },
+            key: key.clone(),
+            cni: Some(CniRecord {
+                attachment: request.attachment.clone(),
+                netns: request.netns.clone(),
+                network: network.clone(),
+                args: request.args.clone(),
+                endpoint: own,
+            }),
+        };
+        if let Some(endpoint) = record.endpoint(&self.config.node) {
+            self.world.endpoints.insert(key.clone(), endpoint);
+        }
+        self.records.insert(key, record.clone());
+        Ok(record)
+    }
+
+    /// An endpoint of the document that waits for a CNI request.
+    fn bind(&self, vpc: &VpcName, name: &str) -> Result<EndpointKey, ApiError> {
+        let name: EndpointName =
+            name.parse().map_err(|e| error(ErrorCode::InvalidRequest, format!("FLOWLOOM_ENDPOINT: {e}")))?;
+        let key = EndpointKey { vpc: vpc.clone(), name };
+        let Some(endpoint) = self.world.endpoints.get(&key) else {
+            return Err(error(ErrorCode::NotFound, format!("endpoint {key} does not exist in the document")));
+        };
+        if endpoint.node != self.config.node {
+            let message =
+                format!("endpoint {key} belongs to node {}, this is {}", endpoint.node, self.config.node);
+            return Err(error(ErrorCode::Conflict, message));
+        }
+        if endpoint.attachment != Attachment::Cni {
+            let message =
+                format!("endpoint {key} is wired by the document; give it `attachment: cni` to bind it");
+            return Err(error(ErrorCode::Conflict, message));
+        }
+        if let Some(other) = self.records.get(&key).and_then(|r| r.cni.as_ref()) {
+            return Err(error(ErrorCode::InUse, format!("endpoint {key} is bound to {}", other.attachment)));
+        }
+        Ok(key)
+    }
+
+    /// An endpoint of this request's making.
+    fn own(
+        &mut self,
+        vpc: &VpcName,
+        request: &v1::CniAddRequest,
+    ) -> Result<(EndpointKey, Option<OwnEndpoint>), ApiError> {
+        let network = &request.network;
+        let mut groups = Vec::new();
+        for group in &network.security_groups {
+            let name: GroupName = group
+                .parse()
+                .map_err(|e| error(ErrorCode::InvalidRequest, format!("security_groups: {e}")))?;
+            if !self.world.security_groups.contains_key(&(vpc.clone(), name.clone())) {
+                return Err(error(
+                    ErrorCode::NotFound,
+                    format!("security group {vpc}/{name} does not exist"),
+                ));
+            }
+            groups.push(name);
+        }
+        let wanted: Option<SubnetName> = network
+            .subnet
+            .as_ref()
+            .map(|s| s.parse())
+            .transpose()
+            .map_err(|e| error(ErrorCode::InvalidRequest, format!("subnet: {e}")))?;
+        let taken = |name: &EndpointName| {
+            self.world.endpoints.contains_key(&EndpointKey { vpc: vpc.clone(), name: name.clone() })
+        };
+        let name = endpoint_name(&request.attachment, &request.args, taken).ok_or_else(|| {
+            error(ErrorCode::InUse, "another endpoint has the name that this attachment would get")
+        })?;
+        let (subnet, ips) = self.ipam.acquire(vpc, wanted.as_ref(), &request.attachment, Self::now())?;
+        let own =
+            OwnEndpoint { subnet, ips, security_groups: groups, labels: labels(network, &request.args) };
+        Ok((EndpointKey { vpc: vpc.clone(), name }, Some(own)))
+    }
+
+    fn realise_add(&mut self, record: &Record, stages: &mut Stages) -> Result<v1::CniAddResult, ApiError> {
+        let key = &record.key;
+        self.wanted = self.compile();
+        let Some(plan) = self.wanted.endpoints.get(key).cloned() else {
+            return Err(error(ErrorCode::Conflict, self.why_not(key)));
+        };
+        stages.done("compile");
+        if !self.store_numbers() {
+            return Err(error(ErrorCode::Realise, self.last.errors.join("; ")));
+        }
+        stages.done("numbers");
+        let spec = self.wire_spec(&plan, record.wire.clone());
+        self.wiring.wire(&spec).map_err(|e| error(ErrorCode::Realise, e.to_string()))?;
+        stages.done("device");
+        self.attach(&plan, spec).map_err(|e| error(ErrorCode::Realise, e))?;
+        stages.done("guard");
+        let effective = self.effective_plan();
+        self.wiring_errors.remove(key);
+        let clean = self.put_in_force(effective);
+        if !clean {
+            // Somebody else's failure is not this request's; whether this endpoint is in force is.
+            if let Some(e) = self.wiring_errors.get(key) {
+                return Err(error(ErrorCode::Realise, format!("endpoint {key}: {e}")));
+            }
+            self.unsure = true;
+            self.pass();
+            if self.unsure {
+                return Err(error(ErrorCode::CapacityExceeded, self.why_not(key)));
+            }
+        }
+        stages.done("policy");
+        if Self::is_default(key)
+            && let Some(device) = self.attached.get(key)
+        {
+            let routes = duties::endpoint_routes(&plan, device);
+            self.wiring.add_routes(&routes).map_err(|e| error(ErrorCode::Realise, e.to_string()))?;
+            if let Some(known) = &mut self.routes {
+                known.extend(routes);
+            }
+        }
+        stages.done("routes");
+        Ok(self.result(record, &plan))
+    }
+
+    /// Takes back what an ADD did, newest first. What cannot be taken back now is tried again by passes.
+    fn undo_add(&mut self, record: &Record) {
+        self.forget_attachment(&record.key);
+    }
+
+    /// Removes an attachment with everything that belongs to it. Errors are noted; the record stays until its device is gone.
+    pub(crate) fn forget_attachment(&mut self, key: &EndpointKey) -> bool {
+        let Some(record) = self.records.get(key).cloned() else { return true };
+        let Some(cni) = &record.cni else { return false };
+        if cni.endpoint.is_some() {
+            self.world.endpoints.remove(key);
+        }
+        // The datapath first lets go of the endpoint: from here on nothing of it passes.
+        self.attached.remove(key);
+        if self.applied_generation > 0 {
+            self.wanted = self.compile();
+            if self.store_numbers() {
+                let effective = self.effective_plan();
+                self.put_in_force(effective);
+            }
+        }
+        if let Err(e) = self.unwire(&record) {
+            self.note_error(format!("endpoint {key}: {e}"));
+            return false;
+        }
+        if let Some(known) = &mut self.routes {
+            // The kernel removed them together with the device.
+            known.retain(|r| !matches!(&r.via, crate::wiring::Via::Device { name, .. } if name == record.wire.device()));
+        }
+        if let Err(e) = self.store.remove_endpoint(&record.file()) {
+            self.note_error(format!("endpoint {key}: {e}"));
+            return false;
+        }
+        if let Some(own) = &cni.endpoint {
+            self.ipam.release_in(&key.vpc, &own.subnet, &cni.attachment, Self::now());
+        }
+        self.records.remove(key);
+        true
+    }
+
+    fn result(&self, record: &Record, plan: &EndpointPlan) -> v1::CniAddResult {
+        let spec: WireSpec = self.wire_spec(plan, record.wire.clone());
+        let device = self.attached.get(&record.key);
+        let (sandbox, ifname) = record
+            .wire
+            .inside()
+            .map_or((String::new(), ""), |(path, name)| (path.display().to_string(), name));
+        let same_family = |a: &IpAddr, b: &IpAddr| a.is_ipv4() == b.is_ipv4();
+        v1::CniAddResult {
+            endpoint: record.key.to_string(),
+            interfaces: vec![
+                v1::CniInterface {
+                    name: record.wire.device().to_owned(),
+                    mac: device.map(|d| d.mac.to_string()).unwrap_or_default(),
+                    sandbox: String::new(),
+                },
+                v1::CniInterface { name: ifname.to_owned(), mac: spec.mac.to_string(), sandbox },
+            ],
+            ips: spec
+                .addresses
+                .iter()
+                .map(|net| v1::CniIp {
+                    address: net.to_string(),
+                    gateway: spec.gateways.iter().find(|g| same_family(g, &net.addr())).copied(),
+                    interface: 1,
+                })
+                .collect(),
+            routes: spec
+                .gateways
+                .iter()
+                .map(|g| v1::CniRoute {
+                    dst: if g.is_ipv4() { "0.0.0.0/0".into() } else { "::/0".into() },
+                    gw: Some(*g),
+                })
+                .collect(),
+            mtu: spec.mtu,
+            revision: plan.revision,
+        }
+    }
+
+    /// Compares what is there with what ADD made.
+    ///
+    /// # Errors
+    /// [`ErrorCode::CheckFailed`] with the first difference.
+    pub(crate) fn cni_check(&mut self, request: &v1::CniCheckRequest) -> Result<v1::CniChecked, ApiError> {
+        self.require_document()?;
+        let failed = |message: String| error(ErrorCode::CheckFailed, message);
+        let Some(record) = self.attached_as(&request.attachment).cloned() else {
+            return Err(failed(format!("{} is not attached", request.attachment)));
+        };
+        if record.cni.as_ref().is_some_and(|c| c.netns != request.netns) {
+            return Err(failed(format!("{} is attached in another namespace", request.attachment)));
+        }
+        let Some(plan) = self.plan.endpoints.get(&record.key).cloned() else {
+            return Err(failed(self.why_not(&record.key)));
+        };
+        let spec = self.wire_spec(&plan, record.wire.clone());
+        for text in &request.addresses {
+            let net: IpNet = text
+                .parse()
+                .map_err(|_| error(ErrorCode::InvalidRequest, format!("{text:?} is not an address")))?;
+            if !spec.addresses.iter().any(|a| a.addr() == net.addr()) {
+                return Err(failed(format!("endpoint {} does not have address {net}", record.key)));
+            }
+        }
+        self.wiring.check(&spec).map_err(|e| failed(format!("endpoint {}: {e}", record.key)))?;
+        Ok(v1::CniChecked { endpoint: record.key.to_string() })
+    }
+
+    /// Removes an attachment. What is gone already is a success.
+    ///
+    /// # Errors
+    /// When the kernel refuses to let go of a device that exists.
+    pub(crate) fn cni_del(&mut self, request: &v1::CniDelRequest) -> Result<v1::CniDeleted, ApiError> {
+        // Before the first document nothing is deleted: the runtime asks again.
+        self.require_document()?;
+        let (start, writes_before) = (Instant::now(), writes::total());
+        let mut stages = Stages::new();
+        let keys = self.attachments_of(request);
+        if keys.is_empty() {
+            return Ok(v1::CniDeleted { removed: Vec::new() });
+        }
+        self.last.errors.clear();
+        let mut removed = Vec::new();
+        let mut failed = false;
+        for key in keys {
+            if self.forget_attachment(&key) {
+                removed.push(key.to_string());
+            } else {
+                failed = true;
+            }
+            stages.done("remove");
+        }
+        self.time("DEL", &request.attachment, !failed, &stages);
+        let errors = self.last.errors.join("; ");
+        self.finish(start, writes_before);
+        if failed { Err(error(ErrorCode::Realise, errors)) } else { Ok(v1::CniDeleted { removed }) }
+    }
+
+    /// The attachment by container and interface; else, for a container that no record knows, by the pod that the arguments
+    /// name, when that is one life of it only (a UID, or no other attachment with the name).
+    fn attachments_of(&self, request: &v1::CniDelRequest) -> Vec<EndpointKey> {
+        if let Some(record) = self.attached_as(&request.attachment) {
+            return vec![record.key.clone()];
+        }
+        let arg = |name: &str| request.args.get(name).filter(|v| !v.is_empty());
+        let (Some(uid), Some(name)) = (arg("K8S_POD_UID"), arg("K8S_POD_NAME")) else { return Vec::new() };
+        self.records
+            .values()
+            .filter(|r| {
+                r.cni.as_ref().is_some_and(|c| {
+                    c.args.get("K8S_POD_UID") == Some(uid)
+                        && c.args.get("K8S_POD_NAME") == Some(name)
+                        && c.attachment.ifname == request.attachment.ifname
+                        && c.netns.as_str() == request.netns.as_deref().unwrap_or(&c.netns)
+                })
+            })
+            .map(|r| r.key.clone())
+            .collect()
+    }
+
+    pub(crate) fn cni_status(&self) -> v1::CniStatus {
+        let vpc: Option<VpcName> = DEFAULT_VPC.parse().ok();
+        let available = vpc.map_or(0, |v| self.ipam.available(&v));
+        match self.require_document() {
+            Err(e) => v1::CniStatus { ready: false, message: e.message, available_addresses: available },
+            Ok(()) => v1::CniStatus { ready: true, message: String::new(), available_addresses: available },
+        }
+    }
+
+    pub(crate) fn cni_timings(&self) -> v1::CniTimings {
+        v1::CniTimings { requests: self.timings.iter().cloned().collect() }
+    }
+}
+
+fn check_request(request: &v1::CniAddRequest) -> Result<(), ApiError> {
+    let invalid = |message: &str| Err(error(ErrorCode::InvalidRequest, message));
+    if request.attachment.container_id.is_empty() || request.attachment.container_id.len() > 256 {
+        return invalid("container_id: 1..256 bytes are needed");
+    }
+    if flowloom_netlink::LinkName::new(request.attachment.ifname.clone()).is_err() {
+        return invalid("ifname is not a name for a link");
+    }
+    if !request.netns.starts_with('/') {
+        return invalid("netns is not an absolute path");
+    }
+    Ok(())
+}

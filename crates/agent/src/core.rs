@@ -1,0 +1,479 @@
+//! The one writer: owns the world, the plan and everything outside, takes commands one after the other.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use flowloom_api::v1::{self, ApiError, ErrorCode};
+use flowloom_compiler::{CompileOptions, CompilerCache, EndpointId, NodePlan, Numbers};
+use flowloom_datapath::{DeviceInfo, View};
+use flowloom_model::{EndpointKey, Fault, Timestamp, World};
+use tokio::sync::{oneshot, watch};
+
+use crate::backoff::Backoff;
+use crate::config::{Config, Routes};
+use crate::events::EventLog;
+use crate::ipam::Ipam;
+use crate::plane::Plane;
+use crate::record::Record;
+use crate::source::DocumentFile;
+use crate::store::{Store, StoreError};
+use crate::wiring::{HostRoute, NodeSpec, NodeState, WireSpec, Wiring};
+
+/// File of the numbers in the state directory.
+pub(crate) const NUMBERS: &str = "numbers.json";
+/// How long a retired number rests after its last use: longer than any packet, event or half-open connection lives.
+const QUARANTINE: Duration = Duration::from_secs(90);
+/// A look at everything, in case a notification was lost.
+const SAFETY: Duration = Duration::from_secs(300);
+
+/// What the core is told.
+pub(crate) enum Command {
+    /// Something happened in the document's directory.
+    Document,
+    /// Links or addresses of the node changed.
+    Network(Vec<NetworkChange>),
+    /// The sweeper finished a round.
+    Swept(v1::ConntrackStatus),
+    /// A question or request.
+    Ask(Box<dyn FnOnce(&mut Core) + Send>),
+    /// End.
+    Stop,
+}
+
+/// A change of the node's network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NetworkChange {
+    /// A link is gone.
+    LinkGone(String),
+    /// Addresses or foreign links changed, or notifications were lost.
+    Other,
+}
+
+/// How everybody else reaches the core.
+#[derive(Clone, Debug)]
+pub(crate) struct Handle {
+    commands: mpsc::Sender<Command>,
+    passes: watch::Receiver<u64>,
+    events: Arc<EventLog>,
+    health: Arc<Mutex<v1::Health>>,
+}
+
+impl std::fmt::Debug for Command {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Document => "Document",
+            Self::Network(_) => "Network",
+            Self::Swept(_) => "Swept",
+            Self::Ask(_) => "Ask",
+            Self::Stop => "Stop",
+        })
+    }
+}
+
+impl Handle {
+    /// Sends a command; a core that is gone needs none.
+    pub(crate) fn send(&self, command: Command) {
+        let _ = self.commands.send(command);
+    }
+
+    /// Runs `f` on the core's thread.
+    ///
+    /// # Errors
+    /// [`ErrorCode::NotReady`] when the core has stopped.
+    pub(crate) async fn ask<T: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut Core) -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let stopped = || ApiError::new(ErrorCode::NotReady, "the agent is going down");
+        let (sender, receiver) = oneshot::channel();
+        let question = Command::Ask(Box::new(move |core| {
+            // A client that went away needs no answer.
+            let _ = sender.send(f(core));
+        }));
+        self.commands.send(question).map_err(|_| stopped())?;
+        receiver.await.map_err(|_| stopped())
+    }
+
+    /// Changes after each pass.
+    #[must_use]
+    pub(crate) fn passes(&self) -> watch::Receiver<u64> {
+        self.passes.clone()
+    }
+
+    /// The event log.
+    #[must_use]
+    pub(crate) fn events(&self) -> &Arc<EventLog> {
+        &self.events
+    }
+
+    /// Answered without asking the core.
+    #[must_use]
+    pub(crate) fn health(&self) -> v1::Health {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// The document in force.
+#[derive(Debug)]
+pub(crate) struct Document {
+    pub(crate) world: World,
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) generation: u64,
+    pub(crate) loaded_ms: u64,
+    pub(crate) digest: String,
+}
+
+/// A number that waits until nothing names it.
+#[derive(Debug)]
+pub(crate) struct Retired {
+    pub(crate) since: Instant,
+    pub(crate) epoch: u64,
+    pub(crate) endpoints: Vec<EndpointId>,
+}
+
+/// Results of the last pass.
+#[derive(Debug, Default)]
+pub(crate) struct LastPass {
+    pub(crate) count: u64,
+    pub(crate) writes: u64,
+    pub(crate) micros: u64,
+    pub(crate) errors: Vec<String>,
+}
+
+/// See the module's comment.
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    pub(crate) store: Store,
+    pub(crate) wiring: Box<dyn Wiring>,
+    pub(crate) plane: Box<dyn Plane>,
+    pub(crate) view: Option<View>,
+    pub(crate) file: DocumentFile,
+    /// Why the file on disk is not in force.
+    pub(crate) document_error: String,
+    pub(crate) document: Option<Document>,
+    pub(crate) records: BTreeMap<EndpointKey, Record>,
+    pub(crate) ipam: Ipam,
+    /// Document and attachments together.
+    pub(crate) world: World,
+    pub(crate) numbers: Numbers,
+    pub(crate) stored_numbers: Numbers,
+    pub(crate) cache: CompilerCache,
+    pub(crate) options: CompileOptions,
+    /// What the world compiles to.
+    pub(crate) wanted: NodePlan,
+    /// What the datapath holds.
+    pub(crate) plan: NodePlan,
+    /// Set until the datapath is known to hold `plan`.
+    pub(crate) unsure: bool,
+    pub(crate) compiled: Vec<flowloom_compiler::Condition>,
+    /// Why an endpoint is not wired.
+    pub(crate) wiring_errors: BTreeMap<EndpointKey, String>,
+    /// Devices with programs on them.
+    pub(crate) attached: BTreeMap<EndpointKey, DeviceInfo>,
+    /// How each of them was wired when it was last looked at.
+    pub(crate) wired_as: BTreeMap<EndpointKey, (EndpointId, WireSpec)>,
+    /// Endpoints of the document by address, for events.
+    pub(crate) address_names: Arc<HashMap<(u32, IpAddr), EndpointKey>>,
+    pub(crate) node_spec: Option<NodeSpec>,
+    pub(crate) node: NodeState,
+    pub(crate) routes: Option<BTreeSet<HostRoute>>,
+    pub(crate) retired: VecDeque<Retired>,
+    pub(crate) applied_generation: u64,
+    pub(crate) applied_digest: String,
+    pub(crate) last: LastPass,
+    pub(crate) conntrack: v1::ConntrackStatus,
+    pub(crate) conditions: crate::conditions::Conditions,
+    pub(crate) timings: VecDeque<v1::CniTiming>,
+    pub(crate) started_ms: u64,
+    pub(crate) events: Arc<EventLog>,
+    pub(crate) named_generation: u64,
+    pub(crate) backoff: Backoff,
+    pub(crate) retry_at: Option<Instant>,
+    health: Arc<Mutex<v1::Health>>,
+    pub(crate) passes: watch::Sender<u64>,
+    commands: mpsc::Receiver<Command>,
+    stop: Arc<AtomicBool>,
+}
+
+/// The outside world, handed in.
+pub(crate) struct Outside {
+    /// The state directory.
+    pub store: Store,
+    /// The network.
+    pub wiring: Box<dyn Wiring>,
+    /// The datapath.
+    pub plane: Box<dyn Plane>,
+}
+
+impl Core {
+    /// Reads what survived. Nothing outside is changed before the first document is loaded.
+    ///
+    /// # Errors
+    /// When the numbers are damaged or the state directory cannot be read.
+    pub(crate) fn new(
+        config: Config,
+        outside: Outside,
+        events: Arc<EventLog>,
+    ) -> Result<(Self, Handle), StoreError> {
+        let Outside { store, wiring, plane } = outside;
+        let numbers: Numbers = store.read(NUMBERS)?.unwrap_or_default();
+        let (records, damaged) = store.endpoints::<Record>()?;
+        for e in &damaged {
+            tracing::error!(error = %e, "an endpoint's record is left out");
+        }
+        let health = Arc::new(Mutex::new(v1::Health {
+            ready: false,
+            node: config.node.to_string(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            waiting_for: vec!["document".to_owned()],
+        }));
+        let (sender, commands) = mpsc::channel();
+        let (passes, watched) = watch::channel(0);
+        let handle =
+            Handle { commands: sender, passes: watched, events: events.clone(), health: health.clone() };
+        let core = Self {
+            file: DocumentFile::new(&config.document, &config.lock_file()),
+            options: CompileOptions { direct_routes: config.routes == Routes::Direct },
+            store,
+            wiring,
+            view: plane.view(),
+            plane,
+            document_error: String::new(),
+            document: None,
+            records: records.into_iter().map(|r| (r.key.clone(), r)).collect(),
+            ipam: Ipam::default(),
+            world: World::default(),
+            stored_numbers: numbers.clone(),
+            numbers,
+            cache: CompilerCache::default(),
+            wanted: NodePlan::default(),
+            plan: NodePlan::default(),
+            unsure: true,
+            compiled: Vec::new(),
+            wiring_errors: BTreeMap::new(),
+            attached: BTreeMap::new(),
+            wired_as: BTreeMap::new(),
+            address_names: Arc::default(),
+            node_spec: None,
+            node: NodeState::default(),
+            routes: None,
+            retired: VecDeque::new(),
+            applied_generation: 0,
+            applied_digest: String::new(),
+            last: LastPass::default(),
+            conntrack: v1::ConntrackStatus::default(),
+            conditions: crate::conditions::Conditions::default(),
+            timings: VecDeque::new(),
+            started_ms: now_ms(),
+            events,
+            named_generation: 0,
+            backoff: Backoff::new(Duration::from_millis(200), Duration::from_secs(60)),
+            retry_at: None,
+            health,
+            passes,
+            commands,
+            stop: Arc::new(AtomicBool::new(false)),
+            config,
+        };
+        Ok((core, handle))
+    }
+
+    /// Loads the document and makes it so, then serves commands until told to stop.
+    pub(crate) fn run(mut self) {
+        self.reload();
+        while !self.stop.load(Ordering::Relaxed) {
+            let wake =
+                self.retry_at.map_or(SAFETY, |at| at.saturating_duration_since(Instant::now()).min(SAFETY));
+            match self.commands.recv_timeout(wake) {
+                Ok(command) => self.take(command),
+                Err(RecvTimeoutError::Timeout) => self.timer(),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Takes a command, and with it everything that needs no more than the same look at the world.
+    fn take(&mut self, first: Command) {
+        let (mut document, mut network) = (false, Vec::new());
+        let mut next = Some(first);
+        while let Some(command) = next {
+            match command {
+                Command::Document => document = true,
+                Command::Network(changes) => network.extend(changes),
+                Command::Swept(status) => self.swept(status),
+                Command::Ask(f) => f(self),
+                Command::Stop => self.stop.store(true, Ordering::Relaxed),
+            }
+            next = self.commands.try_recv().ok();
+        }
+        if !network.is_empty() {
+            self.network_changed(&network);
+        }
+        if document {
+            self.reload();
+        }
+    }
+
+    fn timer(&mut self) {
+        // The safety net: what inotify or netlink did not tell.
+        if self.document.is_none() || self.retry_at.is_none() {
+            self.node_spec = None;
+            self.routes = None;
+        }
+        self.retry_at = None;
+        self.reload();
+        if self.document.is_some() && self.retry_at.is_none() {
+            self.pass();
+        }
+    }
+
+    /// Reads the document when it changed, and makes it so.
+    pub(crate) fn reload(&mut self) {
+        let last_good = self.document.as_ref().map(|d| &d.world);
+        match self.file.load(last_good) {
+            None => {}
+            Some(Err(e)) => {
+                if self.document_error != e {
+                    tracing::error!(error = %e, "the document is not in force; the last good one stays");
+                }
+                self.document_error = e;
+                self.publish();
+            }
+            Some(Ok(loaded)) => {
+                self.document_error.clear();
+                let generation = self.document.as_ref().map_or(1, |d| d.generation + 1);
+                for fault in &loaded.faults {
+                    tracing::warn!(%fault, "an object of the document is degraded");
+                }
+                self.document = Some(Document {
+                    world: loaded.world,
+                    faults: loaded.faults,
+                    generation,
+                    loaded_ms: now_ms(),
+                    digest: loaded.digest,
+                });
+                self.rebuild_world();
+                self.pass();
+            }
+        }
+    }
+
+    fn network_changed(&mut self, changes: &[NetworkChange]) {
+        let mut gone = Vec::new();
+        for (key, record) in &self.records {
+            let device = record.wire.device();
+            if changes.iter().any(|c| matches!(c, NetworkChange::LinkGone(name) if name == device)) {
+                gone.push(key.clone());
+            }
+        }
+        let other = changes.contains(&NetworkChange::Other);
+        if self.document.is_none() || (gone.is_empty() && !other) {
+            return;
+        }
+        for key in gone {
+            // Another device of that name may be there already.
+            let there = self.records.get(&key).map(|r| self.wiring.is_wired(&r.wire));
+            if matches!(there, Some(Ok(true))) {
+                continue;
+            }
+            tracing::warn!(endpoint = %key, "its device is gone");
+            self.attached.remove(&key);
+            if self.records.get(&key).is_some_and(|r| r.cni.is_some()) {
+                self.forget_attachment(&key);
+            }
+        }
+        if other {
+            self.node_spec = None;
+        }
+        self.pass();
+    }
+
+    fn swept(&mut self, status: v1::ConntrackStatus) {
+        self.conntrack = status;
+        self.release_numbers();
+    }
+
+    /// Numbers that have rested are free again, once no connection names them.
+    fn release_numbers(&mut self) {
+        let mut released = None;
+        while let Some(oldest) = self.retired.front()
+            && oldest.since.elapsed() >= QUARANTINE
+        {
+            if let Some(view) = &self.view {
+                for id in &oldest.endpoints {
+                    if self.plan.endpoints.values().any(|e| e.id == *id) {
+                        continue;
+                    }
+                    if let Err(e) = view.flush_endpoint(*id).and_then(|_| view.clear_counters(*id)) {
+                        tracing::warn!(error = %e, "a retired endpoint number stays reserved");
+                        return;
+                    }
+                }
+            }
+            released = self.retired.pop_front().map(|r| r.epoch);
+        }
+        if let Some(epoch) = released {
+            self.numbers.release_before(epoch);
+            self.store_numbers();
+        }
+    }
+
+    /// Writes the numbers when they changed; a failure is noted and the pass is tried again.
+    pub(crate) fn store_numbers(&mut self) -> bool {
+        if self.numbers == self.stored_numbers {
+            return true;
+        }
+        match self.store.write(NUMBERS, &self.numbers) {
+            Ok(()) => {
+                self.stored_numbers = self.numbers.clone();
+                true
+            }
+            Err(e) => {
+                self.note_error(format!("numbers: {e}"));
+                false
+            }
+        }
+    }
+
+    pub(crate) fn note_error(&mut self, error: String) {
+        tracing::error!(%error, "reconcile");
+        self.last.errors.push(error);
+    }
+
+    /// Tells the world how it stands: health, names for events, waiting requests.
+    pub(crate) fn publish(&mut self) {
+        let mut waiting = Vec::new();
+        if self.document.is_none() {
+            waiting.push(if self.document_error.is_empty() {
+                "document".to_owned()
+            } else {
+                format!("document: {}", self.document_error)
+            });
+        } else if self.applied_generation == 0 {
+            waiting.push("datapath".to_owned());
+        }
+        {
+            let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+            health.ready = waiting.is_empty();
+            health.waiting_for = waiting;
+        }
+        self.publish_names();
+        let count = self.last.count;
+        self.passes.send_replace(count);
+    }
+
+    /// The time for the address pools.
+    pub(crate) fn now() -> Timestamp {
+        Timestamp(now_ms() / 1000)
+    }
+}
+
+/// Milliseconds since the Unix epoch.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

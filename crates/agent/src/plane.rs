@@ -1,0 +1,138 @@
+//! The datapath behind a trait: the kernel's, or maps in memory for tests.
+
+use flowloom_compiler::{EndpointId, NodePlan, Op};
+use flowloom_datapath::{ApplyReport, Datapath, DeviceInfo, Forwarding, NodeSettings, Result, View};
+
+use crate::writes;
+
+/// What the core asks of the datapath.
+pub(crate) trait Plane: Send {
+    /// Puts the programs on an endpoint's device and binds it to the id; until the endpoint has a record everything is dropped.
+    ///
+    /// # Errors
+    /// When the device does not exist or the kernel refuses.
+    fn attach_endpoint(&mut self, id: EndpointId, device: &str) -> Result<DeviceInfo>;
+
+    /// Forgets an endpoint's device, which is gone or down by now.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn detach_endpoint(&mut self, id: EndpointId) -> Result<()>;
+
+    /// Tells the programs about the node's devices and puts those of overlay and uplinks in place, and nowhere else.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn set_node(&mut self, node: &NodeSettings, uplinks: &[u32]) -> Result<()>;
+
+    /// Removes links of devices that are no endpoint's.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn detach_strangers(&mut self, known: &[u32]) -> Result<()>;
+
+    /// Applies operations in order.
+    fn apply(&mut self, ops: &[Op]) -> ApplyReport;
+
+    /// Makes the kernel hold `plan`, whatever it holds.
+    ///
+    /// # Errors
+    /// When a map cannot be read.
+    fn sync(&mut self, plan: &NodePlan) -> Result<ApplyReport>;
+
+    /// The reading side; `None` in tests.
+    fn view(&self) -> Option<View>;
+}
+
+/// The kernel's.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    datapath: Datapath,
+    forwarding: Forwarding,
+}
+
+impl Kernel {
+    /// Wraps an open datapath.
+    #[must_use]
+    pub(crate) fn new(mut datapath: Datapath) -> Self {
+        let forwarding = datapath.config().forwarding;
+        if cfg!(feature = "kill-points") {
+            datapath.set_write_hook(Some(Box::new(|_| {
+                writes::before("datapath");
+                Ok(())
+            })));
+        }
+        Self { datapath, forwarding }
+    }
+
+    /// Counts what the datapath wrote in `f`.
+    fn counted<T>(&mut self, f: impl FnOnce(&mut Datapath) -> T) -> T {
+        let before = self.datapath.writes();
+        let result = f(&mut self.datapath);
+        writes::made(usize::try_from(self.datapath.writes() - before).unwrap_or(usize::MAX));
+        result
+    }
+}
+
+impl Plane for Kernel {
+    fn attach_endpoint(&mut self, id: EndpointId, device: &str) -> Result<DeviceInfo> {
+        let info = DeviceInfo::inspect(device, self.forwarding)?;
+        self.counted(|d| d.attach_endpoint(id, &info))?;
+        Ok(info)
+    }
+
+    fn detach_endpoint(&mut self, id: EndpointId) -> Result<()> {
+        self.counted(|d| d.detach_endpoint(id))
+    }
+
+    fn set_node(&mut self, node: &NodeSettings, uplinks: &[u32]) -> Result<()> {
+        use flowloom_datapath::Hook::{
+            FromEndpoint, FromOverlay, FromUplink, ToEndpoint, ToOverlay, ToUplink,
+        };
+        self.counted(|d| {
+            d.set_node(node)?;
+            if node.overlay_ifindex != 0 {
+                d.attach_overlay(node.overlay_ifindex)?;
+            }
+            for ifindex in uplinks {
+                d.attach_uplink(*ifindex)?;
+            }
+            for link in d.attached()? {
+                let wanted = match link.hook {
+                    FromEndpoint | ToEndpoint => true,
+                    FromOverlay | ToOverlay => link.ifindex == node.overlay_ifindex && !link.dead,
+                    FromUplink | ToUplink => uplinks.contains(&link.ifindex) && !link.dead,
+                };
+                if !wanted {
+                    d.detach(link.hook, link.ifindex)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn detach_strangers(&mut self, known: &[u32]) -> Result<()> {
+        use flowloom_datapath::Hook::{FromEndpoint, ToEndpoint};
+        self.counted(|d| {
+            for link in d.attached()? {
+                let of_endpoint = matches!(link.hook, FromEndpoint | ToEndpoint);
+                if of_endpoint && (link.dead || !known.contains(&link.ifindex)) {
+                    d.detach(link.hook, link.ifindex)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn apply(&mut self, ops: &[Op]) -> ApplyReport {
+        self.counted(|d| d.apply(ops))
+    }
+
+    fn sync(&mut self, plan: &NodePlan) -> Result<ApplyReport> {
+        self.counted(|d| d.sync(plan))
+    }
+
+    fn view(&self) -> Option<View> {
+        Some(self.datapath.view())
+    }
+}

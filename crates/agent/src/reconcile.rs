@@ -1,0 +1,415 @@
+//! One pass: world to plan, plan to kernel, and the node's own duties. State is recomputed; nothing is written twice.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use flowloom_compiler::{EndpointPlan, NodePlan, VpcId, compile_with, diff};
+use flowloom_datapath::{ApplyReport, NodeSettings, Object};
+use flowloom_model::{Attachment, DEFAULT_VPC, EndpointKey, World};
+use ipnet::IpNet;
+
+use crate::core::{Core, Retired};
+use crate::duties;
+use crate::events::Names;
+use crate::record::{Record, device_name};
+use crate::wiring::{Wire, WireSpec};
+use crate::writes;
+
+/// Interface of a managed workload.
+const INTERFACE: &str = "eth0";
+
+impl Core {
+    /// Document and attachments together; the pools follow.
+    pub(crate) fn rebuild_world(&mut self) {
+        let Some(document) = &self.document else { return };
+        let mut world = document.world.clone();
+        for record in self.records.values() {
+            if let Some(endpoint) = record.endpoint(&self.config.node) {
+                // A name of the document wins; the attachment then waits with its device closed.
+                world.endpoints.entry(endpoint.key()).or_insert(endpoint);
+            }
+        }
+        self.world = world;
+        self.ipam.follow(&document.world, &self.config.node, self.records.values());
+    }
+
+    /// Compiles the world as it is now.
+    pub(crate) fn compile(&mut self) -> NodePlan {
+        let compilation =
+            compile_with(&self.world, &self.config.node, self.options, &mut self.numbers, &mut self.cache);
+        self.compiled = compilation.conditions;
+        compilation.plan
+    }
+
+    /// Makes the node what the world says. Never fails: errors stay with their objects and are tried again.
+    pub(crate) fn pass(&mut self) {
+        if self.document.is_none() {
+            return;
+        }
+        let (start, writes_before) = (Instant::now(), writes::total());
+        self.last.errors.clear();
+        self.retry_at = None;
+        let first = self.applied_generation == 0;
+        if first {
+            self.forget_lost_attachments();
+        }
+        self.wanted = self.compile();
+        if self.store_numbers() {
+            self.node_duties();
+            self.wire_wanted();
+            let plan = self.effective_plan();
+            let clean = self.put_in_force(plan);
+            if clean {
+                self.remove_unwanted();
+            }
+            if first && clean {
+                self.remove_strangers();
+                self.retire_leftovers();
+            }
+            self.sync_routes();
+            if clean && let Some(document) = &self.document {
+                self.applied_generation = document.generation;
+                self.applied_digest.clone_from(&document.digest);
+            }
+        }
+        self.finish(start, writes_before);
+    }
+
+    /// Bookkeeping at the end of a pass or of a CNI request.
+    pub(crate) fn finish(&mut self, start: Instant, writes_before: u64) {
+        self.last.count += 1;
+        self.last.writes = writes::total() - writes_before;
+        self.last.micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+        if self.last.errors.is_empty() && self.wiring_errors.is_empty() {
+            self.backoff.reset();
+        } else if self.retry_at.is_none() {
+            self.retry_at = Some(Instant::now() + self.backoff.pause());
+        }
+        tracing::debug!(
+            pass = self.last.count,
+            writes = self.last.writes,
+            micros = self.last.micros,
+            errors = self.last.errors.len(),
+            "pass"
+        );
+        self.publish();
+    }
+
+    /// The plan without endpoints that have no guarded device: their addresses stay known, packets to them are dropped.
+    pub(crate) fn effective_plan(&self) -> NodePlan {
+        let mut plan = self.wanted.clone();
+        plan.endpoints.retain(|key, _| self.attached.contains_key(key));
+        plan
+    }
+
+    /// Returns whether the datapath holds exactly `plan` now.
+    pub(crate) fn put_in_force(&mut self, plan: NodePlan) -> bool {
+        let report = if self.unsure {
+            match self.plane.sync(&plan) {
+                Ok(report) => report,
+                Err(e) => {
+                    self.note_error(format!("datapath: {e}"));
+                    return false;
+                }
+            }
+        } else {
+            let ops = diff(&self.plan, &plan);
+            if ops.is_empty() { ApplyReport::default() } else { self.plane.apply(&ops) }
+        };
+        let clean = report.is_clean();
+        for failure in &report.failures {
+            if let Object::Endpoint(key) = &failure.object {
+                self.wiring_errors.insert(key.clone(), failure.error.to_string());
+            }
+            self.note_error(format!("{}: {}", failure.object, failure.error));
+        }
+        let gone: Vec<_> = self
+            .plan
+            .endpoints
+            .iter()
+            .filter(|(key, old)| plan.endpoints.get(*key).is_none_or(|new| new.id != old.id))
+            .map(|(_, old)| old.id)
+            .collect();
+        let new_vpcs: Vec<VpcId> =
+            plan.vpcs.keys().filter(|id| !self.plan.vpcs.contains_key(id)).copied().collect();
+        let new_endpoints: Vec<_> = plan
+            .endpoints
+            .iter()
+            .filter(|(key, new)| self.plan.endpoints.get(*key).is_none_or(|old| new.id != old.id))
+            .map(|(_, new)| (new.vpc, new.id))
+            .collect();
+        self.unsure = !clean;
+        self.plan = plan;
+        self.set_quotas(&new_vpcs, &new_endpoints);
+        let epoch = self.numbers.epoch();
+        if !gone.is_empty() || self.retired.back().is_none_or(|r| r.epoch != epoch) {
+            self.retired.push_back(Retired { since: Instant::now(), epoch, endpoints: gone });
+        }
+        clean
+    }
+
+    fn set_quotas(&mut self, vpcs: &[VpcId], endpoints: &[(VpcId, flowloom_compiler::EndpointId)]) {
+        let Some(view) = self.view.clone() else { return };
+        let limits = (self.config.conntrack.vpc_quota, self.config.conntrack.endpoint_quota);
+        let of_vpcs = vpcs.iter().map(|v| (*v, None, limits.0));
+        let of_endpoints = endpoints.iter().map(|(v, e)| (*v, Some(*e), limits.1));
+        for (vpc, endpoint, limit) in of_vpcs.chain(of_endpoints) {
+            writes::before("quota");
+            match view.set_quota(vpc, endpoint, limit) {
+                Ok(wrote) => writes::made(usize::from(wrote)),
+                Err(e) => self.note_error(format!("quota of vpc {vpc}: {e}")),
+            }
+        }
+    }
+
+    /// After a start: what a life before this one retired is treated as retired now.
+    fn retire_leftovers(&mut self) {
+        let in_use: BTreeSet<_> = self.plan.endpoints.values().map(|e| e.id).collect();
+        let left: Vec<_> = (1..flowloom_bpf_abi::MAX_ENDPOINTS)
+            .map(flowloom_compiler::EndpointId)
+            .filter(|id| self.numbers.endpoint(*id).is_some() && !in_use.contains(id))
+            .collect();
+        let epoch = self.numbers.epoch();
+        self.retired.push_back(Retired { since: Instant::now(), epoch, endpoints: left });
+    }
+
+    fn node_duties(&mut self) {
+        let spec = duties::node_spec(&self.config, &self.world);
+        if self.node_spec.as_ref() != Some(&spec) {
+            match self.wiring.node(&spec) {
+                Ok(node) => {
+                    self.node = node;
+                    self.node_spec = Some(spec);
+                    self.routes = None;
+                }
+                Err(e) => {
+                    self.note_error(format!("node: {e}"));
+                    return;
+                }
+            }
+        }
+        let default_vpc = self.wanted.vpcs.iter().find(|(_, v)| v.default).map_or(0, |(id, _)| id.0);
+        let settings = NodeSettings {
+            overlay_ifindex: self.node.overlay.as_ref().map_or(0, |(_, i)| *i),
+            uplink_ifindex: self.node.uplinks.first().map_or(0, |(_, i)| *i),
+            overlay_mtu: self.node.overlay_mtu,
+            uplink_mtu: self.node.uplink_mtu,
+            default_vpc,
+        };
+        let uplinks: Vec<u32> = self.node.uplinks.iter().map(|(_, i)| *i).collect();
+        if let Err(e) = self.plane.set_node(&settings, &uplinks) {
+            self.note_error(format!("node programs: {e}"));
+        }
+        let masquerade = duties::masquerade_spec(&self.config, &self.world, &self.node);
+        if let Err(e) = self.wiring.masquerade(masquerade.as_ref()) {
+            self.note_error(format!("masquerade: {e}"));
+        }
+    }
+
+    fn sync_routes(&mut self) {
+        let wanted = duties::routes(&self.config, &self.world, &self.plan, &self.attached);
+        if self.routes.as_ref() == Some(&wanted) {
+            return;
+        }
+        let list: Vec<_> = wanted.iter().cloned().collect();
+        match self.wiring.routes(&list) {
+            Ok(()) => self.routes = Some(wanted),
+            Err(e) => {
+                self.routes = None;
+                self.note_error(format!("routes: {e}"));
+            }
+        }
+    }
+
+    /// How the document wants an endpoint wired; `None` for what waits for a CNI request.
+    fn document_wire(&self, key: &EndpointKey) -> Option<Wire> {
+        let device = device_name(key);
+        Some(match &self.world.endpoints.get(key)?.attachment {
+            Attachment::Managed => Wire::Managed {
+                device,
+                netns: self.config.netns_dir.join(crate::record::file_name(key)),
+                interface: INTERFACE.to_owned(),
+            },
+            Attachment::Netns { path, interface } => {
+                Wire::Netns { device, netns: path.clone(), interface: interface.clone() }
+            }
+            Attachment::Device { name } => Wire::Device { device: name.clone() },
+            Attachment::Cni => return None,
+        })
+    }
+
+    /// Devices of every local endpoint that the plan wants and that has none, or one that is not right.
+    fn wire_wanted(&mut self) {
+        self.wiring_errors.clear();
+        let wanted: Vec<EndpointPlan> = self.wanted.endpoints.values().cloned().collect();
+        for plan in wanted {
+            if let Err(e) = self.ensure_wired(&plan) {
+                tracing::warn!(endpoint = %plan.key, error = %e, "not wired");
+                self.wiring_errors.insert(plan.key.clone(), e);
+            }
+        }
+    }
+
+    fn ensure_wired(&mut self, plan: &EndpointPlan) -> Result<(), String> {
+        let key = &plan.key;
+        let record = self.records.get(key);
+        let wire = match (record.filter(|r| r.cni.is_some()), self.document_wire(key)) {
+            (Some(record), _) => record.wire.clone(),
+            (None, Some(wire)) => wire,
+            // Waits for its CNI request.
+            (None, None) => return Ok(()),
+        };
+        let spec = self.wire_spec(plan, wire.clone());
+        let same = self.wired_as.get(key).is_some_and(|(id, known)| *id == plan.id && *known == spec);
+        if same && self.attached.contains_key(key) {
+            return Ok(());
+        }
+        if let Some(old) = self.records.get(key).filter(|r| r.wire != wire).cloned() {
+            // The document wires it differently now.
+            self.unwire(&old).map_err(|e| e.to_string())?;
+        }
+        if self.records.get(key).is_none_or(|r| r.wire != wire) {
+            let record = Record { key: key.clone(), wire, cni: None };
+            self.store.write_endpoint(&record.file(), &record).map_err(|e| e.to_string())?;
+            self.records.insert(key.clone(), record);
+        }
+        self.wiring.wire(&spec).map_err(|e| e.to_string())?;
+        self.attach(plan, spec)
+    }
+
+    /// Programs on the device; from here on nothing passes before the endpoint's record is written.
+    pub(crate) fn attach(&mut self, plan: &EndpointPlan, spec: WireSpec) -> Result<(), String> {
+        let device = self.plane.attach_endpoint(plan.id, spec.wire.device()).map_err(|e| e.to_string())?;
+        self.attached.insert(plan.key.clone(), device);
+        self.wired_as.insert(plan.key.clone(), (plan.id, spec));
+        Ok(())
+    }
+
+    /// What an endpoint's device must be.
+    pub(crate) fn wire_spec(&self, plan: &EndpointPlan, wire: Wire) -> WireSpec {
+        let prefix = |ip: &IpAddr| {
+            plan.subnets.iter().find(|n| n.contains(ip)).map_or(IpNet::from(*ip), |subnet| {
+                IpNet::new(*ip, subnet.prefix_len()).unwrap_or(IpNet::from(*ip))
+            })
+        };
+        WireSpec {
+            name: plan.key.to_string(),
+            wire,
+            addresses: plan.ips.iter().map(prefix).collect(),
+            gateways: plan.gateways.clone(),
+            mac: plan.mac,
+            mtu: duties::workload_mtu(&self.config, &self.node, plan),
+        }
+    }
+
+    /// Takes an endpoint's device away, its programs with it. The record stays.
+    pub(crate) fn unwire(&mut self, record: &Record) -> Result<(), crate::wiring::WiringError> {
+        self.wiring.unwire(&record.wire)?;
+        self.attached.remove(&record.key);
+        let known = self.wired_as.remove(&record.key).map(|(id, _)| id);
+        if let Some(id) = known.or_else(|| self.numbers.endpoint_id(&record.key))
+            && let Err(e) = self.plane.detach_endpoint(id)
+        {
+            self.note_error(format!("endpoint {}: {e}", record.key));
+        }
+        Ok(())
+    }
+
+    /// Endpoints that the world no longer has, after the datapath let go of them.
+    fn remove_unwanted(&mut self) {
+        let node = &self.config.node;
+        let unwanted: Vec<Record> = self
+            .records
+            .values()
+            .filter(|r| {
+                let there = self.world.endpoints.get(&r.key).filter(|e| e.node == *node);
+                match &r.cni {
+                    // A bound endpoint of the document goes with the document's entry; another one with its DEL.
+                    Some(cni) => cni.endpoint.is_none() && there.is_none(),
+                    None => there.is_none_or(|e| e.attachment == Attachment::Cni),
+                }
+            })
+            .cloned()
+            .collect();
+        for record in unwanted {
+            let result = self.unwire(&record).map_err(|e| e.to_string());
+            let result =
+                result.and_then(|()| self.store.remove_endpoint(&record.file()).map_err(|e| e.to_string()));
+            match result {
+                Ok(()) => {
+                    self.records.remove(&record.key);
+                }
+                Err(e) => self.note_error(format!("endpoint {}: {e}", record.key)),
+            }
+        }
+    }
+
+    /// At start: attachments whose device did not survive (a reboot, a container that went while no agent ran).
+    fn forget_lost_attachments(&mut self) {
+        let attachments: Vec<Record> = self.records.values().filter(|r| r.cni.is_some()).cloned().collect();
+        for record in attachments {
+            match self.wiring.is_wired(&record.wire) {
+                Ok(true) => {}
+                Ok(false) => {
+                    tracing::info!(endpoint = %record.key, "its device did not survive: the attachment is released");
+                    self.forget_attachment(&record.key);
+                }
+                Err(e) => self.note_error(format!("endpoint {}: {e}", record.key)),
+            }
+        }
+        self.rebuild_world();
+    }
+
+    /// At start: devices and links that belong to no record.
+    fn remove_strangers(&mut self) {
+        let known: BTreeSet<String> = self.records.values().map(|r| r.wire.device().to_owned()).collect();
+        if let Err(e) = self.wiring.remove_strangers(&known) {
+            self.note_error(format!("stray devices: {e}"));
+        }
+        let indices: Vec<u32> = self.attached.values().map(|d| d.ifindex).collect();
+        if let Err(e) = self.plane.detach_strangers(&indices) {
+            self.note_error(format!("stray links: {e}"));
+        }
+    }
+
+    pub(crate) fn publish_names(&mut self) {
+        let generation = self.document.as_ref().map_or(0, |d| d.generation);
+        let vnis: BTreeMap<&str, u32> =
+            self.wanted.vpcs.iter().map(|(id, v)| (v.name.as_str(), id.0)).collect();
+        if self.named_generation != generation {
+            self.address_names =
+                Arc::new(self.document.as_ref().map_or_else(HashMap::new, |d| addresses(&d.world, &vnis)));
+            self.named_generation = generation;
+        }
+        let attached = self
+            .records
+            .values()
+            .filter_map(|r| Some((r, r.cni.as_ref()?.endpoint.as_ref()?, *vnis.get(r.key.vpc.as_str())?)))
+            .flat_map(|(r, own, vni)| own.ips.iter().map(move |ip| ((vni, *ip), r.key.clone())))
+            .collect();
+        let rules = self.wanted.rules.iter().map(|(id, r)| (id.0, r.to_string())).collect();
+        self.events.set_names(Names {
+            vpcs: self.wanted.vpcs.iter().map(|(id, v)| (id.0, v.name.clone())).collect(),
+            endpoints: self.wanted.endpoints.values().map(|e| (e.id.0, e.key.clone())).collect(),
+            rules: Arc::new(rules),
+            addresses: self.address_names.clone(),
+            attached,
+        });
+    }
+
+    /// Whether a VPC is the one whose traffic may use the host's stack.
+    pub(crate) fn is_default(key: &EndpointKey) -> bool {
+        key.vpc.as_str() == DEFAULT_VPC
+    }
+}
+
+fn addresses(world: &World, vnis: &BTreeMap<&str, u32>) -> HashMap<(u32, IpAddr), EndpointKey> {
+    world
+        .endpoints
+        .values()
+        .filter_map(|e| Some((e, *vnis.get(e.vpc.as_str())?)))
+        .flat_map(|(e, vni)| e.ips.iter().map(move |ip| ((vni, *ip), e.key())))
+        .collect()
+}

@@ -1,0 +1,288 @@
+//! The state directory: one file per endpoint, the numbers, one lock. Files are replaced whole and survive a power cut.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::writes;
+
+/// Why the state directory refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoreError {
+    /// A file operation failed.
+    #[error("cannot {what} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// Another agent runs on this directory.
+    #[error("another agent uses the state directory {}; give this one its own state_dir", path.display())]
+    Locked {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A file is not what this program wrote.
+    #[error("{} is damaged ({source}); move it away to start without it", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    let path = path.to_owned();
+    move |source| StoreError::Io { what, path, source }
+}
+
+/// The locked state directory.
+#[derive(Debug)]
+pub(crate) struct Store {
+    root: PathBuf,
+    _lock: Flock<File>,
+}
+
+const ENDPOINTS: &str = "endpoints";
+
+impl Store {
+    /// Opens or makes the directory and takes its lock.
+    ///
+    /// # Errors
+    /// [`StoreError::Locked`] when another process has it.
+    pub(crate) fn open(root: &Path) -> Result<Self, StoreError> {
+        for dir in [root.to_path_buf(), root.join(ENDPOINTS)] {
+            if !dir.is_dir() {
+                writes::before("state directory");
+                fs::DirBuilder::new()
+                    .recursive(true)
+                    .mode(0o700)
+                    .create(&dir)
+                    .map_err(io_error("make the directory", &dir))?;
+                writes::made(1);
+            }
+        }
+        let mode = fs::metadata(root).map_err(io_error("read", root))?.permissions().mode();
+        if mode & 0o077 != 0 {
+            fs::set_permissions(root, fs::Permissions::from_mode(0o700)).map_err(io_error("close", root))?;
+        }
+        let path = root.join("lock");
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(io_error("open", &path))?;
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
+            .map_err(|_| StoreError::Locked { path: root.to_owned() })?;
+        let store = Self { root: root.to_owned(), _lock: lock };
+        store.sweep_temporaries()?;
+        Ok(store)
+    }
+
+    /// Leftovers of writes that never finished.
+    fn sweep_temporaries(&self) -> Result<(), StoreError> {
+        for dir in [self.root.clone(), self.root.join(ENDPOINTS)] {
+            for entry in fs::read_dir(&dir).map_err(io_error("list", &dir))? {
+                let path = entry.map_err(io_error("list", &dir))?.path();
+                if path.extension().is_some_and(|e| e == "tmp") {
+                    fs::remove_file(&path).map_err(io_error("remove", &path))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a file of the directory; `None` when there is none.
+    ///
+    /// # Errors
+    /// When it cannot be read or is damaged.
+    pub(crate) fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StoreError> {
+        read(&self.root.join(name))
+    }
+
+    /// Replaces a file of the directory; on return it is on the disk.
+    ///
+    /// # Errors
+    /// When anything of that fails; the old content is then in place.
+    pub(crate) fn write(&self, name: &str, value: &impl Serialize) -> Result<(), StoreError> {
+        replace(&self.root.join(name), value)
+    }
+
+    /// Every endpoint's record. A damaged one is reported and left alone.
+    ///
+    /// # Errors
+    /// When the directory cannot be listed.
+    pub(crate) fn endpoints<T: DeserializeOwned>(&self) -> Result<(Vec<T>, Vec<StoreError>), StoreError> {
+        let dir = self.root.join(ENDPOINTS);
+        let (mut good, mut bad) = (Vec::new(), Vec::new());
+        for entry in fs::read_dir(&dir).map_err(io_error("list", &dir))? {
+            let path = entry.map_err(io_error("list", &dir))?.path();
+            if path.extension().is_none_or(|e| e != "json") {
+                continue;
+            }
+            match read(&path) {
+                Ok(Some(value)) => good.push(value),
+                Ok(None) => {}
+                Err(e) => bad.push(e),
+            }
+        }
+        Ok((good, bad))
+    }
+
+    /// Replaces one endpoint's record.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub(crate) fn write_endpoint(&self, name: &str, value: &impl Serialize) -> Result<(), StoreError> {
+        replace(&self.root.join(ENDPOINTS).join(format!("{name}.json")), value)
+    }
+
+    /// Removes one endpoint's record; one that is gone is a success.
+    ///
+    /// # Errors
+    /// When the file system refuses.
+    pub(crate) fn remove_endpoint(&self, name: &str) -> Result<(), StoreError> {
+        let path = self.root.join(ENDPOINTS).join(format!("{name}.json"));
+        writes::before("endpoint record");
+        match fs::remove_file(&path) {
+            Ok(()) => {
+                writes::made(1);
+                // Not synced: a record that comes back after a power cut is found to have no device and removed again.
+                Ok(())
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(io_error("remove", &path)(e)),
+        }
+    }
+
+    /// Removes everything below the directory, and it when it is then empty.
+    ///
+    /// # Errors
+    /// The first thing that cannot be removed.
+    pub(crate) fn destroy(self) -> Result<(), StoreError> {
+        let endpoints = self.root.join(ENDPOINTS);
+        fs::remove_dir_all(&endpoints).map_err(io_error("remove", &endpoints))?;
+        for name in ["numbers.json", "lock"] {
+            let path = self.root.join(name);
+            match fs::remove_file(&path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_error("remove", &path)(e)),
+                _ => {}
+            }
+        }
+        match fs::remove_dir(&self.root) {
+            // Somebody else's files: theirs to keep.
+            Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
+            other => other.map_err(io_error("remove", &self.root)),
+        }
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StoreError> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(io_error("read", path)(e)),
+    };
+    serde_json::from_slice(&bytes)
+        .map(Some)
+        .map_err(|source| StoreError::Damaged { path: path.to_owned(), source })
+}
+
+/// Temporary file, sync, rename, sync of the directory.
+fn replace(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
+    let bytes =
+        serde_json::to_vec(value).map_err(|source| StoreError::Damaged { path: path.to_owned(), source })?;
+    let temporary = path.with_extension("tmp");
+    writes::before("state file");
+    let mut file = OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(&temporary)
+        .map_err(io_error("make", &temporary))?;
+    file.write_all(&bytes).map_err(io_error("write", &temporary))?;
+    file.sync_data().map_err(io_error("sync", &temporary))?;
+    writes::before("state file rename");
+    fs::rename(&temporary, path).map_err(io_error("rename", &temporary))?;
+    if let Some(dir) = path.parent() {
+        File::open(dir).and_then(|d| d.sync_all()).map_err(io_error("sync", dir))?;
+    }
+    writes::made(1);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_come_back_and_removing_twice_is_no_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("s")).unwrap();
+        store.write_endpoint("red_web", &"a").unwrap();
+        store.write_endpoint("red_web", &"b").unwrap();
+        assert_eq!(store.endpoints::<String>().unwrap().0, vec!["b".to_owned()]);
+        store.remove_endpoint("red_web").unwrap();
+        store.remove_endpoint("red_web").unwrap();
+        assert!(store.endpoints::<String>().unwrap().0.is_empty());
+        assert_eq!(fs::metadata(dir.path().join("s")).unwrap().permissions().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn two_agents_never_share_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Store::open(dir.path()).unwrap();
+        assert!(matches!(Store::open(dir.path()), Err(StoreError::Locked { .. })));
+        drop(first);
+        Store::open(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_write_that_was_cut_leaves_the_old_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        store.write("numbers.json", &1).unwrap();
+        fs::write(dir.path().join("numbers.tmp"), "{").unwrap();
+        drop(store);
+        let store = Store::open(dir.path()).unwrap();
+        assert_eq!(store.read::<u32>("numbers.json").unwrap(), Some(1));
+        assert!(!dir.path().join("numbers.tmp").exists());
+    }
+
+    #[test]
+    fn a_damaged_record_degrades_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        store.write_endpoint("red_a", &"a").unwrap();
+        fs::write(dir.path().join("endpoints/red_b.json"), "{").unwrap();
+        let (good, bad) = store.endpoints::<String>().unwrap();
+        assert_eq!((good.len(), bad.len()), (1, 1));
+        assert!(bad[0].to_string().contains("red_b.json"), "{}", bad[0]);
+    }
+
+    #[test]
+    fn destroy_leaves_what_is_not_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("s");
+        let store = Store::open(&root).unwrap();
+        store.write("numbers.json", &1).unwrap();
+        fs::write(root.join("theirs"), "x").unwrap();
+        store.destroy().unwrap();
+        let left: Vec<_> = fs::read_dir(&root).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, vec!["theirs"]);
+    }
+}
