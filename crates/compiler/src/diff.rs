@@ -159,20 +159,20 @@ impl<'a> Change<'a> {
         let late = Self::late(&moves, &ways);
         let removed: Vec<PeerKey> = moves.iter().filter(|m| m.peer.is_none()).map(|m| m.key).collect();
 
+        self.departures();
         self.arrivals();
         self.add_entries();
         self.put_peers(early);
         let stand_ins = self.put_slots();
         let again = self.put_existing(&stand_ins);
-        self.departures();
         self.put_peers(late);
-        self.ops.extend(again.into_iter().map(Op::PutEndpoint));
-        self.put_fresh();
         self.bump(moves.iter().filter(|m| m.peer.is_some()));
         if !removed.is_empty() {
             self.ops.push(Op::RemovePeers(removed));
             self.bump(moves.iter().filter(|m| m.peer.is_none()));
         }
+        self.ops.extend(again.into_iter().map(Op::PutEndpoint));
+        self.put_fresh();
         self.remove_entries(&stand_ins);
         self.leftovers();
         self.ops
@@ -378,22 +378,19 @@ impl<'a> Change<'a> {
                 again.push(after.clone());
             }
             self.ops.push(Op::PutEndpoint(record));
+            let ips: Vec<IpAddr> = before.ips.iter().filter(|ip| !after.ips.contains(ip)).copied().collect();
+            if !ips.is_empty() {
+                self.ops.push(Op::RemoveAddresses { endpoint: after.clone(), ips });
+            }
         }
         again
     }
 
+    /// Endpoints that go, first of all: nothing below then has to be right for them.
     fn departures(&mut self) {
         for (_, before, after) in both(&self.old.endpoints, &self.new.endpoints) {
-            match (before, after) {
-                (Some(before), None) => self.ops.push(Op::RemoveEndpoint(before.clone())),
-                (Some(before), Some(after)) => {
-                    let ips: Vec<IpAddr> =
-                        before.ips.iter().filter(|ip| !after.ips.contains(ip)).copied().collect();
-                    if !ips.is_empty() {
-                        self.ops.push(Op::RemoveAddresses { endpoint: after.clone(), ips });
-                    }
-                }
-                (None, _) => {}
+            if let (Some(before), None) = (before, after) {
+                self.ops.push(Op::RemoveEndpoint(before.clone()));
             }
         }
     }

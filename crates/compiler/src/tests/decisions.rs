@@ -5,14 +5,10 @@ use std::collections::BTreeMap;
 use flowloom_bpf_abi::{PolicyValue, policy_flags, verdict};
 use flowloom_model::{Direction, World};
 
+use super::{seed, worlds};
 use crate::oracle::{self, Decision, Packet};
 use crate::worldgen::{self, Rng};
 use crate::*;
-
-/// Seed of a run: `FLOWLOOM_SEED` repeats one.
-fn seed() -> u64 {
-    std::env::var("FLOWLOOM_SEED").ok().map_or(0x00f1_0e10, |s| s.parse().expect("FLOWLOOM_SEED is a number"))
-}
 
 /// What the compiled entries say, in the oracle's words.
 fn compiled(plan: &NodePlan, value: Option<PolicyValue>) -> Decision {
@@ -83,7 +79,7 @@ fn compiled_entries_decide_as_the_oracle() {
     let seed = seed();
     let mut shares: BTreeMap<(Verdict2, Option<u8>), u64> = BTreeMap::new();
     let mut decisions = 0u64;
-    for number in 0..2000u64 {
+    for number in 0..worlds(2000) {
         let world_seed = seed.wrapping_add(number);
         let mut rng = Rng::new(world_seed);
         let world = worldgen::world(&mut rng);
@@ -112,7 +108,7 @@ fn compiled_entries_decide_as_the_oracle() {
         let tier = tier.map_or("default".to_owned(), |t| format!("tier {t}"));
         println!("  {verdict:<7} {tier:<8} {count:>7}  {:.1} %", 100.0 * *count as f64 / decisions as f64);
     }
-    assert!(decisions >= 200_000, "{decisions} decisions are too few");
+    assert!(decisions >= worlds(200_000), "{decisions} decisions are too few");
     let seen: std::collections::BTreeSet<&str> = shares.keys().map(|(v, _)| v.as_str()).collect();
     assert_eq!(seen.len(), 3, "every verdict must occur: {seen:?}");
 }
