@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::ops::Deref;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -15,6 +15,7 @@ use flowloom_netlink::sysctl::{Key, Scope, Setting};
 use flowloom_netlink::{DEFAULT_DIR, Handle, IfIndex, LinkChange, Netns, NetnsId};
 
 use crate::exec::{Cmd, Output};
+use crate::process::open_pidfd;
 use crate::root::require_root;
 use crate::temp::left_by_the_dead;
 use crate::undo::{Registered, Undo, register};
@@ -119,14 +120,7 @@ fn end_processes(id: NetnsId) {
     };
     let me = i32::try_from(std::process::id()).unwrap_or(0);
     for pid in pids().into_iter().filter(|p| *p != me && inside(*p)) {
-        // SAFETY: pidfd_open takes two integers and returns a new descriptor or an error.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-        let Ok(fd) = i32::try_from(fd) else { continue };
-        if fd < 0 {
-            continue;
-        }
-        // SAFETY: the call above returned this descriptor and nothing else owns it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let Ok(fd) = open_pidfd(pid) else { continue };
         if inside(pid) {
             // SAFETY: the descriptor is open; a null siginfo is allowed; the kernel reads nothing else.
             unsafe {

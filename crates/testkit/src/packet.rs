@@ -546,6 +546,7 @@ mod tests {
                             let h = h.header().to_header();
                             assert!(i.is_checksum_valid(h.source, h.destination));
                         }
+                        other => panic!("{other:?}"),
                     }
                 }
             }

@@ -1,14 +1,30 @@
 //! Processes that end with their guard.
 
 use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::net::wait;
 use crate::temp::TempDir;
 use crate::undo::{Registered, Undo, register};
 use anyhow::{Context, Result};
+use nix::poll::PollFlags;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+/// A descriptor of a process, which means it and no later one with the same number.
+pub(crate) fn open_pidfd(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: pidfd_open takes two integers and returns a new descriptor or -1.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let fd = i32::try_from(fd).map_err(io::Error::other)?;
+    // SAFETY: the call above returned this descriptor and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
 
 /// How long a process may take to end after SIGTERM, before SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
@@ -18,6 +34,7 @@ const GRACE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Process {
     child: Child,
+    pidfd: OwnedFd,
     command: String,
     output: TempDir,
     ended: Option<ExitStatus>,
@@ -29,9 +46,18 @@ impl Process {
         let output = crate::temp::temp_dir("out")?;
         let file = |name| File::create(output.path().join(name));
         command.stdout(Stdio::from(file("stdout")?)).stderr(Stdio::from(file("stderr")?));
-        let child = command.spawn().with_context(|| format!("cannot start: {line}"))?;
-        let registered = i32::try_from(child.id()).ok().map(|pid| register(Undo::Process(pid)));
-        Ok(Self { child, command: line, output, ended: None, registered })
+        let mut child = command.spawn().with_context(|| format!("cannot start: {line}"))?;
+        let pid = i32::try_from(child.id())?;
+        let registered = Some(register(Undo::Process(pid)));
+        let pidfd = match open_pidfd(pid) {
+            Ok(fd) => fd,
+            Err(e) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(e).with_context(|| format!("watching {line}"));
+            }
+        };
+        Ok(Self { child, pidfd, command: line, output, ended: None, registered })
     }
 
     /// Its process id.
@@ -91,17 +117,11 @@ impl Process {
     /// # Errors
     /// When it cannot be waited for.
     pub fn wait_until(&mut self, deadline: Instant) -> Result<Option<ExitStatus>> {
-        let mut pause = Duration::from_micros(100);
-        loop {
-            if let Some(status) = self.status()? {
-                return Ok(Some(status));
-            }
-            if Instant::now() >= deadline {
-                return Ok(None);
-            }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(10));
+        if self.status()?.is_none() {
+            // Readable once the process has ended.
+            wait(self.pidfd.as_fd(), PollFlags::POLLIN, deadline);
         }
+        self.status()
     }
 
     /// Sends a signal; nothing when it has ended.

@@ -11,6 +11,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 /// # Panics
 /// When it never was.
 #[track_caller]
+#[expect(clippy::disallowed_methods, reason = "this is the bounded poll that others use")]
 pub fn eventually<T, E: Debug>(timeout: Duration, mut f: impl FnMut() -> Result<T, E>) -> T {
     let start = Instant::now();
     let mut pause = FIRST_PAUSE;
@@ -29,6 +30,7 @@ pub fn eventually<T, E: Debug>(timeout: Duration, mut f: impl FnMut() -> Result<
 /// # Panics
 /// When it ever was not.
 #[track_caller]
+#[expect(clippy::disallowed_methods, reason = "this is the bounded poll that others use")]
 pub fn never<E: Debug>(duration: Duration, mut f: impl FnMut() -> Result<(), E>) {
     let start = Instant::now();
     loop {

@@ -1,5 +1,6 @@
 //! flowloom-netlink against the kernel: what is written arrives, a second pass writes nothing, what is gone may be
 //! deleted, and what is not ours stays.
+#![expect(clippy::unwrap_used, reason = "helpers of tests, outside test functions")]
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -7,8 +8,8 @@ use std::time::Duration;
 use anyhow::Result;
 use flowloom_netlink::sysctl::{self, Key, Scope, Setting};
 use flowloom_netlink::{
-    Address, Batch, Error, Event, Handle, IfIndex, Interest, LinkChange, LinkName, Mac, Monitor, Neighbour,
-    Netns, PROTOCOL, Route, RouteKind, RouteTable, Rule, RuleFamily, VethEnd, VethPair, VethSpec, VxlanSpec,
+    Address, Batch, Error, Event, Handle, Interest, LinkChange, LinkName, Mac, Monitor, Neighbour, Netns,
+    PROTOCOL, Route, RouteKind, RouteTable, Rule, RuleFamily, VethEnd, VethPair, VethSpec, VxlanSpec,
 };
 use flowloom_testkit::{Ns, eventually, temp_dir};
 use ipnet::IpNet;

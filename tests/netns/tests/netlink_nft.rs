@@ -1,5 +1,6 @@
 //! The nftables table: written once, compared afterwards, repaired after drift, removed without a trace, and packets
 //! that leave the node really carry its address.
+#![expect(clippy::unwrap_used, reason = "helpers of tests, outside test functions")]
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
 //! The kit that other tests trust: its probes tell the truth, its captures are whole, its packets are taken by the
 //! kernel, and its guards leave nothing behind when a test panics, is interrupted or is killed.
+#![expect(clippy::unwrap_used, reason = "helpers of tests, outside test functions")]
 
 use std::fs;
 use std::io::{BufRead, BufReader};
