@@ -348,11 +348,16 @@ impl Config {
 
 /// Adds the nearest known key to serde's message about an unknown one.
 fn with_suggestion(message: &str) -> String {
-    let quoted = |s: &str| -> Vec<String> { s.split('`').skip(1).step_by(2).map(str::to_owned).collect() };
-    let Some(at) = message.find("unknown field") else { return message.to_owned() };
-    let names = quoted(&message[at..]);
-    let Some((unknown, known)) = names.split_first() else { return message.to_owned() };
-    match nearest(unknown, known) {
+    let Some((_, rest)) = message.split_once("unknown field") else { return message.to_owned() };
+    let (unknown, expected) = rest.split_once(", expected").unwrap_or((rest, ""));
+    let unknown = unknown.trim().trim_matches('`');
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let known: Vec<String> = expected
+        .split(|c| !word(c))
+        .filter(|w| !w.is_empty() && !matches!(*w, "one" | "of" | "or"))
+        .map(str::to_owned)
+        .collect();
+    match nearest(unknown, &known) {
         Some(near) => format!("{message}; did you mean `{near}`?"),
         None => message.to_owned(),
     }

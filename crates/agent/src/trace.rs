@@ -202,16 +202,16 @@ impl Core {
                 Ok(r) => ("drop", format!("dropped: {} ({})", r.name(), r.text()), [*r as u32, 0, 0]),
                 Err(n) => ("drop", format!("dropped: reason {n}"), [*n, 0, 0]),
             },
-            Step::Answer { answer, reason } => {
-                let what = match answer {
-                    Answer::Neighbour => "address resolution",
-                    Answer::Echo => "echo reply",
-                    Answer::Reset => "TCP reset",
-                    Answer::IcmpError => "ICMP error",
-                };
-                let why = reason.map(|r| format!(" ({})", r.name())).unwrap_or_default();
-                ("answer", format!("answered with {what}{why}"), [0, reason.map_or(0, |r| r as u32), 0])
-            }
+            Step::Answer(answer) => match answer {
+                Answer::Neighbour => ("answer", "answered: address resolution".to_owned(), [1, 0, 0]),
+                Answer::Echo => ("answer", "answered: echo reply".to_owned(), [2, 0, 0]),
+                Answer::Reset => ("answer", "answered: TCP reset".to_owned(), [3, 0, 0]),
+                Answer::IcmpError { kind, code, mtu } => {
+                    let told = if *mtu == 0 { String::new() } else { format!(", MTU {mtu}") };
+                    let bits = u32::from(u16::from_be_bytes([*kind, *code]));
+                    ("answer", format!("answered: ICMP error type {kind} code {code}{told}"), [4, bits, *mtu])
+                }
+            },
             Step::Deliver { ifindex, method } => {
                 ("deliver", format!("delivered to {}", device(*ifindex)), [*ifindex, *method, 0])
             }
@@ -234,12 +234,11 @@ fn outcome(steps: &[Step], action: Action) -> (&'static str, v1::Verdict, Option
     let against = if rejected { v1::Verdict::Reject } else { v1::Verdict::Drop };
     for step in steps.iter().rev() {
         match step {
-            Step::Drop { reason } => {
-                let name = reason.map_or_else(|n| format!("Reason{n}"), |r| r.name().to_owned());
-                return ("dropped", against, Some(name));
+            Step::Drop { .. } => return ("dropped", against, drop_reason(steps)),
+            Step::Answer(Answer::Neighbour | Answer::Echo) => return ("answered", v1::Verdict::Allow, None),
+            Step::Answer(Answer::Reset | Answer::IcmpError { .. }) => {
+                return ("answered", against, drop_reason(steps));
             }
-            Step::Answer { reason: Some(r), .. } => return ("answered", against, Some(r.name().to_owned())),
-            Step::Answer { reason: None, .. } => return ("answered", v1::Verdict::Allow, None),
             Step::Deliver { .. } => return ("delivered", v1::Verdict::Allow, None),
             Step::Encap { .. } => return ("encapsulated", v1::Verdict::Allow, None),
             Step::Stack => return ("stack", v1::Verdict::Allow, None),
@@ -251,4 +250,11 @@ fn outcome(steps: &[Step], action: Action) -> (&'static str, v1::Verdict, Option
         Action::Redirect => ("delivered", v1::Verdict::Allow, None),
         _ => ("stack", v1::Verdict::Allow, None),
     }
+}
+
+fn drop_reason(steps: &[Step]) -> Option<String> {
+    steps.iter().rev().find_map(|s| match s {
+        Step::Drop { reason } => Some(reason.map_or_else(|n| format!("Reason{n}"), |r| r.name().to_owned())),
+        _ => None,
+    })
 }
