@@ -19,8 +19,8 @@ const LABEL_KEY: usize = 317;
 pub(crate) const LABEL_VALUE: usize = 253;
 
 impl Reader {
-    /// A required field whose absence is already a fault.
-    pub(crate) fn req<T>(
+    /// A field, when it is there. The absence of a required one is a fault already.
+    pub(crate) fn at<T>(
         &mut self,
         path: &Path<'_>,
         fields: &Fields<'_>,
@@ -29,17 +29,6 @@ impl Reader {
     ) -> Option<T> {
         let tree = fields.find(name)?;
         read(self, &path.field(name), tree)
-    }
-
-    /// An optional field.
-    pub(crate) fn opt<T>(
-        &mut self,
-        path: &Path<'_>,
-        fields: &Fields<'_>,
-        name: &str,
-        read: impl FnOnce(&mut Self, &Path<'_>, &Tree) -> Option<T>,
-    ) -> Option<T> {
-        self.req(path, fields, name, read)
     }
 
     pub(crate) fn labels(&mut self, path: &Path<'_>, tree: &Tree) -> Option<Labels> {
@@ -96,7 +85,7 @@ impl Reader {
 
 pub(super) fn node(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<Node> {
     let f = r.fields(path, tree, &schema::NODE)?;
-    let name = r.req(path, &f, "name", Reader::name)?;
+    let name = r.at(path, &f, "name", Reader::name)?;
     let addresses = r.one_or_many(path, &f, ["address", "addresses"], Reader::ip);
     if !f.has("address") && !f.has("addresses") {
         r.missing(path, &f, "address").message =
@@ -107,17 +96,17 @@ pub(super) fn node(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<Node>
 
 pub(super) fn vpc(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<Vpc> {
     let f = r.fields(path, tree, &schema::VPC)?;
-    let name = r.req(path, &f, "name", Reader::name)?;
-    let vni = r.opt(path, &f, "vni", |r, p, t| r.number(p, t, 1..=Vni::MAX)).and_then(Vni::new);
+    let name = r.at(path, &f, "name", Reader::name)?;
+    let vni = r.at(path, &f, "vni", |r, p, t| r.number(p, t, 1..=Vni::MAX)).and_then(Vni::new);
     let words = [("allow", DefaultPolicy::Allow), ("deny", DefaultPolicy::Deny)];
     let default_policy =
-        r.opt(path, &f, "default_policy", |r, p, t| r.choice(p, t, &words)).unwrap_or_default();
+        r.at(path, &f, "default_policy", |r, p, t| r.choice(p, t, &words)).unwrap_or_default();
     Some(Vpc { name, vni, default_policy })
 }
 
 pub(super) fn subnet(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<Subnet> {
     let f = r.fields(path, tree, &schema::SUBNET)?;
-    let name = r.req(path, &f, "name", Reader::name);
+    let name = r.at(path, &f, "name", Reader::name);
     let vpc = vpc_of(r, path, &f);
     let cidrs = r.one_or_many(path, &f, ["cidr", "cidrs"], Reader::cidr);
     if !f.has("cidr") && !f.has("cidrs") {
@@ -125,12 +114,12 @@ pub(super) fn subnet(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<Sub
     }
     let mut gateways = r.one_or_many(path, &f, ["gateway", "gateways"], Reader::ip);
     let exclude = r
-        .opt(path, &f, "exclude_cidrs", |r, p, t| Some(r.each(p, Some(t), Reader::range)))
+        .at(path, &f, "exclude_cidrs", |r, p, t| Some(r.each(p, Some(t), Reader::range)))
         .unwrap_or_default();
-    let node = r.opt(path, &f, "node", Reader::name);
+    let node = r.at(path, &f, "node", Reader::name);
     let cni_ranges =
-        r.opt(path, &f, "cni_ranges", |r, p, t| Some(r.each(p, Some(t), cni_range))).unwrap_or_default();
-    let mtu = r.opt(path, &f, "mtu", |r, p, t| r.number(p, t, 576..=u16::MAX));
+        r.at(path, &f, "cni_ranges", |r, p, t| Some(r.each(p, Some(t), cni_range))).unwrap_or_default();
+    let mtu = r.at(path, &f, "mtu", |r, p, t| r.number(p, t, 576..=u16::MAX));
     for net in &cidrs {
         if !gateways.iter().any(|g| Family::of(*g) == Family::of_net(net)) {
             gateways.extend(first_usable(net, &exclude));
@@ -141,8 +130,8 @@ pub(super) fn subnet(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<Sub
 
 fn cni_range(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<CniRange> {
     let f = r.fields(path, tree, &schema::CNI_RANGE)?;
-    let node = r.req(path, &f, "node", Reader::name);
-    let cidr = r.req(path, &f, "cidr", Reader::cidr);
+    let node = r.at(path, &f, "node", Reader::name);
+    let cidr = r.at(path, &f, "cidr", Reader::cidr);
     Some(CniRange { node: node?, cidr: cidr? })
 }
 
@@ -150,20 +139,19 @@ pub(super) fn endpoint(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<E
     let f = r.fields(path, tree, &schema::ENDPOINT)?;
     let name = endpoint_name(r, path, &f);
     let vpc = vpc_of(r, path, &f);
-    let subnet = r.req(path, &f, "subnet", Reader::name);
-    let node = r.req(path, &f, "node", Reader::name);
+    let subnet = r.at(path, &f, "subnet", Reader::name);
+    let node = r.at(path, &f, "node", Reader::name);
     let ips = r.one_or_many(path, &f, ["ip", "ips"], Reader::ip);
-    let mac = r.opt(path, &f, "mac", mac);
-    let security_groups = r
-        .opt(path, &f, "security_groups", |r, p, t| Some(r.distinct(p, t, Reader::name)))
-        .unwrap_or_default();
-    let labels = r.opt(path, &f, "labels", Reader::labels).unwrap_or_default();
+    let mac = r.at(path, &f, "mac", mac);
+    let security_groups =
+        r.at(path, &f, "security_groups", |r, p, t| Some(r.distinct(p, t, Reader::name))).unwrap_or_default();
+    let labels = r.at(path, &f, "labels", Reader::labels).unwrap_or_default();
     let named_ports =
-        r.opt(path, &f, "named_ports", |r, p, t| Some(r.each(p, Some(t), named_port))).unwrap_or_default();
+        r.at(path, &f, "named_ports", |r, p, t| Some(r.each(p, Some(t), named_port))).unwrap_or_default();
     let attachment = attachment(r, path, &f);
     let words = [("always", AllowLocalhost::Always), ("policy", AllowLocalhost::Policy)];
     let allow_localhost =
-        r.opt(path, &f, "allow_localhost", |r, p, t| r.choice(p, t, &words)).unwrap_or_default();
+        r.at(path, &f, "allow_localhost", |r, p, t| r.choice(p, t, &words)).unwrap_or_default();
     Some(Endpoint {
         vpc: vpc?,
         name: name?,
@@ -181,13 +169,13 @@ pub(super) fn endpoint(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<E
 
 /// `vpc` of an object that lives in one.
 pub(super) fn vpc_of(r: &mut Reader, path: &Path<'_>, f: &Fields<'_>) -> Option<VpcName> {
-    r.req(path, f, "vpc", Reader::name)
+    r.at(path, f, "vpc", Reader::name)
 }
 
 /// `name`, or the field's older word `id`; both when they agree.
 fn endpoint_name(r: &mut Reader, path: &Path<'_>, f: &Fields<'_>) -> Option<EndpointName> {
-    let name: Option<EndpointName> = r.opt(path, f, "name", Reader::name);
-    let id: Option<EndpointName> = r.opt(path, f, "id", Reader::name);
+    let name: Option<EndpointName> = r.at(path, f, "name", Reader::name);
+    let id: Option<EndpointName> = r.at(path, f, "id", Reader::name);
     match (f.find("name"), f.find("id")) {
         (None, None) => {
             r.missing(path, f, "name");
@@ -221,15 +209,15 @@ fn mac(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<Mac> {
 
 fn named_port(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<NamedPort> {
     let f = r.fields(path, tree, &schema::NAMED_PORT)?;
-    let name = r.req(path, &f, "name", Reader::name);
+    let name = r.at(path, &f, "name", Reader::name);
     let words = [("tcp", Protocol::Tcp), ("udp", Protocol::Udp), ("sctp", Protocol::Sctp)];
-    let protocol = r.req(path, &f, "protocol", |r, p, t| r.choice(p, t, &words));
-    let port = r.req(path, &f, "port", |r, p, t| r.number(p, t, 1..=u16::MAX));
+    let protocol = r.at(path, &f, "protocol", |r, p, t| r.choice(p, t, &words));
+    let port = r.at(path, &f, "port", |r, p, t| r.number(p, t, 1..=u16::MAX));
     Some(NamedPort { name: name?, protocol: protocol?, port: port? })
 }
 
 fn attachment(r: &mut Reader, path: &Path<'_>, f: &Fields<'_>) -> Attachment {
-    let netns = r.opt(path, f, "netns", |r, p, t| {
+    let netns = r.at(path, f, "netns", |r, p, t| {
         let text = r.short_text(p, t, 4095)?;
         let parts_ok = !text.split('/').any(|c| c == "..");
         if text.starts_with('/') && parts_ok {
@@ -240,9 +228,9 @@ fn attachment(r: &mut Reader, path: &Path<'_>, f: &Fields<'_>) -> Attachment {
             near;
         None
     });
-    let interface = r.opt(path, f, "interface", device_name);
-    let device = r.opt(path, f, "device", device_name);
-    let cni = r.opt(path, f, "cni", Reader::boolean).unwrap_or(false);
+    let interface = r.at(path, f, "interface", device_name);
+    let device = r.at(path, f, "device", device_name);
+    let cni = r.at(path, f, "cni", Reader::boolean).unwrap_or(false);
     let mut conflict = |field: &str, message: &str| {
         if let Some(t) = f.find(field) {
             r.fault(Reason::ConflictingFields, &path.field(field), t, message);
@@ -289,15 +277,14 @@ fn device_name(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<String> {
 
 pub(super) fn cidr_group(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<CidrGroup> {
     let f = r.fields(path, tree, &schema::CIDR_GROUP)?;
-    let name = r.req(path, &f, "name", Reader::name);
+    let name = r.at(path, &f, "name", Reader::name);
     let vpc = vpc_of(r, path, &f);
-    r.opt(path, &f, "description", |r, p, t| r.text(p, t).map(|_| ()));
-    let plain =
-        r.opt(path, &f, "cidrs", |r, p, t| Some(r.each(p, Some(t), Reader::cidr))).unwrap_or_default();
+    r.at(path, &f, "description", |r, p, t| r.text(p, t).map(|_| ()));
+    let plain = r.at(path, &f, "cidrs", |r, p, t| Some(r.each(p, Some(t), Reader::cidr))).unwrap_or_default();
     let mut entries: Vec<CidrEntry> =
         plain.into_iter().map(|cidr| CidrEntry { cidr, except: Vec::new() }).collect();
     entries.extend(
-        r.opt(path, &f, "entries", |r, p, t| Some(r.each(p, Some(t), cidr_entry))).unwrap_or_default(),
+        r.at(path, &f, "entries", |r, p, t| Some(r.each(p, Some(t), cidr_entry))).unwrap_or_default(),
     );
     if !f.has("cidrs") && !f.has("entries") {
         let mut fault = Fault::new(
@@ -314,8 +301,8 @@ pub(super) fn cidr_group(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option
 
 fn cidr_entry(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<CidrEntry> {
     let f = r.fields(path, tree, &schema::CIDR_ENTRY)?;
-    let cidr = r.req(path, &f, "cidr", Reader::cidr);
+    let cidr = r.at(path, &f, "cidr", Reader::cidr);
     let except =
-        r.opt(path, &f, "except_cidrs", |r, p, t| Some(r.each(p, Some(t), Reader::cidr))).unwrap_or_default();
+        r.at(path, &f, "except_cidrs", |r, p, t| Some(r.each(p, Some(t), Reader::cidr))).unwrap_or_default();
     Some(CidrEntry { cidr: cidr?, except })
 }

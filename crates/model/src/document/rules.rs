@@ -61,13 +61,13 @@ const REMOTES: [&str; 7] = [
 
 pub(super) fn security_group(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<SecurityGroup> {
     let f = r.fields(path, tree, &schema::SECURITY_GROUP)?;
-    let name = r.req(path, &f, "name", Reader::name);
+    let name = r.at(path, &f, "name", Reader::name);
     let vpc = vpc_of(r, path, &f);
-    let tier = r.opt(path, &f, "tier", |r, p, t| r.number(p, t, 0..=1u8)).unwrap_or(1);
+    let tier = r.at(path, &f, "tier", |r, p, t| r.number(p, t, 0..=1u8)).unwrap_or(1);
     let mut switch = |field: &str| f.find_some(field).and_then(|t| r.boolean(&path.field(field), t));
     let (default_deny_ingress, default_deny_egress) =
         (switch("default_deny_ingress"), switch("default_deny_egress"));
-    r.opt(path, &f, "description", |r, p, t| r.text(p, t).map(|_| ()));
+    r.at(path, &f, "description", |r, p, t| r.text(p, t).map(|_| ()));
     let mut seen = BTreeSet::new();
     let rules = r.each(&path.field("rules"), f.find_some("rules"), |r, p, t| {
         let rule = rule(r, p, t)?;
@@ -81,23 +81,23 @@ pub(super) fn security_group(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Op
 
 fn rule(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<Rule> {
     let f = r.fields(path, tree, &schema::RULE)?;
-    let id = r.req(path, &f, "id", Reader::name);
-    let priority = r.req(path, &f, "priority", |r, p, t| r.number(p, t, 1..=MAX_PRIORITY));
-    let direction = r.req(path, &f, "direction", |r, p, t| r.choice(p, t, &DIRECTIONS));
-    let action = r.req(path, &f, "action", |r, p, t| r.choice(p, t, &ACTIONS));
+    let id = r.at(path, &f, "id", Reader::name);
+    let priority = r.at(path, &f, "priority", |r, p, t| r.number(p, t, 1..=MAX_PRIORITY));
+    let direction = r.at(path, &f, "direction", |r, p, t| r.choice(p, t, &DIRECTIONS));
+    let action = r.at(path, &f, "action", |r, p, t| r.choice(p, t, &ACTIONS));
     let protocol = match f.find("protocol") {
         Some(t) => r.choice(&path.field("protocol"), t, &PROTOCOLS),
         None => Some(Protocol::Any),
     };
     let remote = remote(r, path, &f);
-    let ports = r.opt(path, &f, "ports", |r, p, t| Some(r.each(p, Some(t), port_range))).unwrap_or_default();
+    let ports = r.at(path, &f, "ports", |r, p, t| Some(r.each(p, Some(t), port_range))).unwrap_or_default();
     let named_ports = r
-        .opt(path, &f, "named_ports", |r, p, t| Some(r.distinct(p, t, Reader::name).into_iter().collect()))
+        .at(path, &f, "named_ports", |r, p, t| Some(r.distinct(p, t, Reader::name).into_iter().collect()))
         .unwrap_or_default();
     let icmp = icmp(r, path, &f);
-    let stateful = r.opt(path, &f, "stateful", Reader::boolean).unwrap_or(true);
-    let log = r.opt(path, &f, "log", Reader::boolean).unwrap_or(false);
-    r.opt(path, &f, "description", |r, p, t| r.text(p, t).map(|_| ()));
+    let stateful = r.at(path, &f, "stateful", Reader::boolean).unwrap_or(true);
+    let log = r.at(path, &f, "log", Reader::boolean).unwrap_or(false);
+    r.at(path, &f, "description", |r, p, t| r.text(p, t).map(|_| ()));
     Some(Rule {
         id: id?,
         priority: priority?,
@@ -120,8 +120,8 @@ fn port_range(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<(u16, u16)
         return None;
     }
     let f = r.fields(path, tree, &schema::PORT_RANGE)?;
-    let from = r.req(path, &f, "from", |r, p, t| r.number(p, t, 1..=u16::MAX));
-    let to = r.req(path, &f, "to", |r, p, t| r.number(p, t, 1..=u16::MAX));
+    let from = r.at(path, &f, "from", |r, p, t| r.number(p, t, 1..=u16::MAX));
+    let to = r.at(path, &f, "to", |r, p, t| r.number(p, t, 1..=u16::MAX));
     Some((from?, to?))
 }
 
@@ -154,15 +154,15 @@ fn remote(r: &mut Reader, path: &Path<'_>, f: &Fields<'_>) -> Option<Remote> {
         r.fault(Reason::ConflictingFields, &path.field("except_cidrs"), t, "except_cidrs needs remote_cidr");
     }
     // Every given remote is read, so that each one's faults show.
-    let cidr = r.opt(path, f, "remote_cidr", Reader::cidr);
+    let cidr = r.at(path, f, "remote_cidr", Reader::cidr);
     let except =
-        r.opt(path, f, "except_cidrs", |r, p, t| Some(r.each(p, Some(t), Reader::cidr))).unwrap_or_default();
-    let cidr_group = r.opt(path, f, "remote_cidr_group", Reader::name);
-    let group = r.opt(path, f, "remote_group", Reader::name);
-    let entities = r.opt(path, f, "remote_entities", entities);
-    let labels = r.opt(path, f, "remote_endpoint_selector", Reader::labels);
+        r.at(path, f, "except_cidrs", |r, p, t| Some(r.each(p, Some(t), Reader::cidr))).unwrap_or_default();
+    let cidr_group = r.at(path, f, "remote_cidr_group", Reader::name);
+    let group = r.at(path, f, "remote_group", Reader::name);
+    let entities = r.at(path, f, "remote_entities", entities);
+    let labels = r.at(path, f, "remote_endpoint_selector", Reader::labels);
     let expressions =
-        r.opt(path, f, "remote_endpoint_expressions", |r, p, t| Some(r.each(p, Some(t), expression)));
+        r.at(path, f, "remote_endpoint_expressions", |r, p, t| Some(r.each(p, Some(t), expression)));
     match given.first() {
         None => Some(Remote::Any),
         Some(_) if selects => Some(Remote::Selector(Selector {
@@ -193,10 +193,10 @@ fn entities(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<BTreeSet<Ent
 
 fn expression(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<Expression> {
     let f = r.fields(path, tree, &schema::EXPRESSION)?;
-    let key = r.req(path, &f, "key", |r, p, t| r.short_text(p, t, 317).map(str::to_owned));
-    let operator = r.req(path, &f, "operator", operator);
+    let key = r.at(path, &f, "key", |r, p, t| r.short_text(p, t, 317).map(str::to_owned));
+    let operator = r.at(path, &f, "operator", operator);
     let values = r
-        .opt(path, &f, "values", |r, p, t| {
+        .at(path, &f, "values", |r, p, t| {
             Some(r.distinct(p, t, |r, p, t| r.label_value(p, t).map(str::to_owned)))
         })
         .unwrap_or_default();
