@@ -34,10 +34,8 @@ fn loopback_goes_up_and_down_and_nothing_else_changes() -> Result<()> {
 fn check_sees_mac_state_and_every_address() -> Result<()> {
     let ns = Ns::new("cnichk")?;
     let netns = path(&ns);
-    Cmd::new(&["ip", "link", "add", "eth0", "address", "02:00:00:00:00:05", "type", "veth", "peer", "name", "p0"])
-        .in_netns(&ns)?
-        .run()?
-        .success()?;
+    let make = "ip link add eth0 address 02:00:00:00:00:05 type veth peer name p0";
+    Cmd::new(&make.split(' ').collect::<Vec<_>>()).in_netns(&ns)?.run()?.success()?;
     let mut handle = ns.handle()?;
     let link = handle.link(&LinkName::new("eth0")?)?.unwrap();
     for net in ["10.0.0.5/24", "fd00::5/64"] {
