@@ -1,12 +1,12 @@
 //! Tracked connections: listing, flushing, sweeping, quotas.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 
 use flowloom_bpf_abi::{self as abi, ct_flags, map_name as name};
 use flowloom_bpf_logic::{expired, timeout};
-use flowloom_compiler::{EndpointId, Identity, VpcId};
+use flowloom_compiler::{EndpointId, Identity, PolicySlot, RuleId, VpcId};
 
 use crate::error::{Context as _, Result};
 use crate::kernel::Maps;
@@ -148,6 +148,35 @@ pub struct SweepReport {
     pub established: u64,
     /// Seconds until the next entry can expire; `None` = none left.
     pub next: Option<u32>,
+    /// Clock second ([`now_seconds`]) at which the oldest connection left began; `None` = none left.
+    ///
+    /// What retired before it is named by no connection any more (`Numbers::release_before`).
+    pub oldest: Option<u32>,
+}
+
+/// Numbers that live connections name: none of them may come to mean something else.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Named {
+    /// Local endpoints.
+    pub endpoints: BTreeSet<EndpointId>,
+    /// Identities that were judged.
+    pub identities: BTreeSet<Identity>,
+    /// Policies that decided.
+    pub slots: BTreeSet<PolicySlot>,
+    /// Rules that decided.
+    pub rules: BTreeSet<RuleId>,
+}
+
+impl Named {
+    fn add(&mut self, entry: &abi::CtEntry) {
+        let ids = [entry.orig_endpoint, entry.reply_endpoint];
+        self.endpoints.extend(ids.into_iter().filter(|id| *id != 0).map(EndpointId));
+        self.identities.extend([entry.orig_identity, entry.reply_identity].map(Identity));
+        for decision in entry.decision.iter().filter(|d| d.revision != 0) {
+            self.slots.insert(PolicySlot(decision.slot));
+            self.rules.insert(RuleId(decision.rule));
+        }
+    }
 }
 
 /// Connections taken away, by what they counted against.
@@ -235,6 +264,7 @@ impl Conntrack<'_> {
                         .saturating_sub(seconds_since(entry.last_seen, now));
                     // An entry expires one second after its timeout.
                     report.next = Some(report.next.map_or(left + 1, |n| n.min(left + 1)));
+                    report.oldest = Some(report.oldest.map_or(entry.created, |o| o.min(entry.created)));
                 }
                 Ok(())
             };
@@ -242,6 +272,14 @@ impl Conntrack<'_> {
         }
         self.give_back(&given)?;
         Ok(report)
+    }
+
+    pub(crate) fn named(&self) -> Result<Named> {
+        let mut named = Named::default();
+        for (name, map, _) in self.tables() {
+            map.for_each(|_, e| named.add(e)).in_map("reading", name)?;
+        }
+        Ok(named)
     }
 
     fn give_back(&self, given: &Given) -> Result<()> {
@@ -415,6 +453,21 @@ mod tests {
         let endpoint = |e| CtFilter { endpoint: Some(EndpointId(e)), ..none };
         assert!(hit(endpoint(7)) && !hit(endpoint(8)));
         assert!(!hit(CtFilter { port: Some(80), protocol: Some(6), ..none }));
+    }
+
+    #[test]
+    fn connections_name_what_they_were_decided_with() {
+        let decision = abi::CtDecision { revision: 3, slot: 5, rule: 0, ..abi::CtDecision::default() };
+        let undecided = abi::CtDecision { slot: 9, rule: 9, ..abi::CtDecision::default() };
+        let mut named = Named::default();
+        named.add(&abi::CtEntry { decision: [decision, undecided], ..entry(0) });
+        let want = Named {
+            endpoints: [EndpointId(7)].into(),
+            identities: [Identity(300), Identity(400)].into(),
+            slots: [PolicySlot(5)].into(),
+            rules: [RuleId(0)].into(),
+        };
+        assert_eq!(named, want);
     }
 
     #[test]

@@ -186,6 +186,7 @@ impl Datapath {
         if self.shared.maps.devices.get(&device.ifindex).in_map("reading", name::DEVICES)? != Some(want) {
             self.kernel().write(&Write::Device(device.ifindex, Some(want)))?;
         }
+        self.devices.retain(|_, d| d.ifindex != device.ifindex);
         self.devices.insert(id, device.clone());
         for other in self.devices_of(id)?.into_iter().filter(|i| *i != device.ifindex) {
             self.forget_device(other)?;
@@ -294,6 +295,9 @@ impl Datapath {
 
     /// Makes the kernel hold `plan`, whatever it holds: after a restart, and after failures. Nothing is written when nothing differs.
     ///
+    /// Every step is safe, but only [`flowloom_compiler::diff`] knows both meanings of a rule change. After a restart: sync the plan that was in
+    /// force before (nothing to write), then apply the difference to the new one.
+    ///
     /// # Errors
     /// When a map cannot be read. What cannot be written is in the report.
     pub fn sync(&mut self, plan: &NodePlan) -> Result<ApplyReport> {
@@ -380,12 +384,15 @@ fn check_kernel(release: &str) -> Result<()> {
     Ok(())
 }
 
-/// Compares pinned maps with their declarations before anything uses them. Returns how many there are.
+/// Compares pinned maps with their declarations before anything uses them. Returns how many there are. Maps of ours that only another build knows stay.
 fn check_maps(pins: &Pins, object: &Object) -> Result<usize> {
-    let names = pins::list(&pins.maps())?;
-    for name in &names {
-        let path = pins.maps().join(name);
+    let mut known = 0;
+    for name in pins::list(&pins.maps())? {
+        let path = pins.maps().join(&name);
         let Some(declared) = object.declared.get(name.as_str()) else {
+            if name.starts_with("fl_") {
+                continue;
+            }
             return Err(Error::ForeignPin { path, detail: "this agent has no such map".to_owned() });
         };
         let fd = sys::obj_get(&path).path("opening", &path)?;
@@ -395,8 +402,9 @@ fn check_maps(pins: &Pins, object: &Object) -> Result<usize> {
         if !difference.is_empty() {
             return Err(Error::PinMismatch { path, difference });
         }
+        known += 1;
     }
-    Ok(names.len())
+    Ok(known)
 }
 
 /// The pinned programs of this very object, if they are all there and use the pinned maps.

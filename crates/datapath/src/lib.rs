@@ -26,7 +26,7 @@ mod view;
 
 pub use apply::{ApplyReport, Devices, Failure, Object};
 pub use config::{Config, Forwarding, NodeSettings};
-pub use conntrack::{ConntrackRow, CtFilter, SweepReport};
+pub use conntrack::{ConntrackRow, CtFilter, Named, SweepReport};
 pub use datapath::{Datapath, Opened, uninstall};
 pub use device::{Delivery, DeviceInfo};
 pub use error::{Error, Result};

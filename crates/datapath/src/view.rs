@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use flowloom_bpf_abi as abi;
 use flowloom_compiler::{EndpointId, PolicyEntries, PolicySlot, RuleId, VpcId};
 
-use crate::conntrack::{Conntrack, ConntrackRow, CtFilter, QuotaProgram, SweepReport};
+use crate::conntrack::{Conntrack, ConntrackRow, CtFilter, Named, QuotaProgram, SweepReport};
 use crate::counters::{Drops, MapMemory, Refused, Traffic};
 use crate::datapath::locked;
 use crate::error::{Context as _, Result};
@@ -120,6 +120,14 @@ impl View {
     /// As [`Self::flush`].
     pub fn sweep(&self, now: u32) -> Result<SweepReport> {
         self.shared.conntrack()?.sweep(now)
+    }
+
+    /// Numbers that connections name.
+    ///
+    /// # Errors
+    /// When a map cannot be read.
+    pub fn named(&self) -> Result<Named> {
+        self.shared.conntrack()?.named()
     }
 
     /// The quota of an endpoint, or of the whole VPC.

@@ -62,6 +62,11 @@ impl Node {
         Ok(())
     }
 
+    /// The namespace of the `n`th workload, from 1.
+    pub(crate) fn peer(&self, n: usize) -> &Ns {
+        &self.workloads[n - 1]
+    }
+
     pub(crate) fn inside<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         self.ns.run_in(f).expect("enter the node")
     }
@@ -174,6 +179,20 @@ pub(crate) fn pinned_ids(root: &Path) -> BTreeMap<PathBuf, u32> {
         (path, id.expect("a map, link or program"))
     };
     tree(root).into_iter().map(id).collect()
+}
+
+/// The same programs as another build: bytes after the ELF mean nothing to a loader.
+pub(crate) fn other_build() -> Result<&'static [u8]> {
+    let mut bytes = flowloom_bpf_object::object()?.to_vec();
+    bytes.extend_from_slice(&[0; 8]);
+    let words = bytes.chunks(8).map(|c| {
+        let mut word = [0; 8];
+        word[..c.len()].copy_from_slice(c);
+        u64::from_ne_bytes(word)
+    });
+    let aligned: &'static [u64] = words.collect::<Vec<_>>().leak();
+    // SAFETY: the words live for ever and any byte is a byte.
+    Ok(unsafe { std::slice::from_raw_parts(aligned.as_ptr().cast::<u8>(), aligned.len() * 8) })
 }
 
 /// A conntrack map of an open datapath.

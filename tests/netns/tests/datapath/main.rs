@@ -4,3 +4,4 @@ mod apply;
 mod common;
 mod open;
 mod run;
+mod traffic;

@@ -101,6 +101,37 @@ fn what_is_not_ours_in_the_pin_directory_is_refused() -> Result {
 }
 
 #[test]
+fn a_map_that_only_a_newer_build_knows_stops_no_downgrade() -> Result {
+    let fs = Bpffs::mount()?;
+    let open = Datapath::open(config(&fs))?;
+    let maps = open.pin_dir().join("maps");
+    sys::obj_pin(sys::obj_get(&maps.join("fl_vpcs"))?.as_fd(), &maps.join("fl_from_later"))?;
+    drop(open);
+    let again = Datapath::open(config(&fs))?;
+    assert_eq!((again.writes(), again.opened().adopted_maps), (0, 18));
+    drop(again);
+    uninstall(&config(&fs).pin_root)?;
+    assert!(!config(&fs).pin_root.exists());
+    Ok(())
+}
+
+#[test]
+fn a_device_that_went_is_detached_without_complaint() -> Result {
+    let fs = Bpffs::mount()?;
+    let mut node = Node::new()?;
+    let mut datapath = Datapath::open(config(&fs))?;
+    populate(&mut node, &mut datapath)?;
+    node.ns.exec_ok(&["ip", "link", "del", "wl1"])?;
+    let dead: Vec<_> = node.inside(|| datapath.audit())?.into_iter().map(|f| f.problem).collect();
+    assert_eq!(dead, [Problem::Dead, Problem::Dead]);
+    node.inside(|| datapath.detach_endpoint(EndpointId(1)))?;
+    assert_eq!(node.inside(|| datapath.audit())?, []);
+    assert_eq!(datapath.attached()?.len(), 2);
+    assert_eq!(datapath.read_back()?.devices.len(), 1);
+    Ok(())
+}
+
+#[test]
 fn two_agents_never_share_pins() -> Result {
     let fs = Bpffs::mount()?;
     let first = Datapath::open(config(&fs))?;
@@ -120,18 +151,7 @@ fn another_build_exchanges_the_programs_inside_the_same_links() -> Result {
     let (links, state) = (old.attached()?, old.read_back()?);
     drop(old);
 
-    // Bytes after the ELF mean nothing to a loader, but make another build of it.
-    let mut bytes = flowloom_bpf_object::object()?.to_vec();
-    bytes.extend_from_slice(&[0; 8]);
-    let words = bytes.chunks(8).map(|c| {
-        let mut word = [0; 8];
-        word[..c.len()].copy_from_slice(c);
-        u64::from_ne_bytes(word)
-    });
-    let aligned: &'static [u64] = words.collect::<Vec<_>>().leak();
-    // SAFETY: the words live for ever and any byte is a byte.
-    let object = unsafe { std::slice::from_raw_parts(aligned.as_ptr().cast::<u8>(), aligned.len() * 8) };
-    let new = Datapath::open_object(config(&fs), object)?;
+    let new = Datapath::open_object(config(&fs), other_build()?)?;
     assert!(!new.opened().adopted_programs);
     let now = new.attached()?;
     assert_eq!(now.len(), 4);

@@ -92,7 +92,7 @@ fn a_sweep_removes_the_dead_and_says_when_the_next_one_dies() -> Result {
     }
     let report = view.sweep(now)?;
     assert_eq!((report.examined, report.removed, report.established), (6, 3, 3));
-    assert_eq!(report.next, Some(1));
+    assert_eq!((report.next, report.oldest), (Some(1), Some(idle(8000))));
     let ports: Vec<_> = map.entries()?.keys().map(|k| u16::from_be_bytes(k.lo_port)).collect();
     assert_eq!(ports, [1, 4, 6]);
     let report = view.sweep(now + 1)?;
@@ -120,6 +120,8 @@ fn quotas_count_what_is_there_and_get_back_what_goes() -> Result {
 
     assert_eq!(view.flush(&CtFilter { port: Some(3), ..CtFilter::default() })?, 1);
     assert_eq!((used(None)?, used(e1)?), (Some((9, 1000)), Some((9, 60))));
+    assert_eq!(view.named()?.endpoints, [EndpointId(1), EndpointId(2)].into());
+
     // Never below zero, whatever the count says.
     let quotas = sys::Map::<abi::QuotaKey, abi::QuotaValue>::from_fd(sys::obj_get(
         &datapath.pin_dir().join("maps/fl_quotas"),
