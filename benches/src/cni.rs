@@ -70,9 +70,13 @@ impl Plugin<'_> {
             std::thread::scope(|scope| {
                 let calls: Vec<_> = spaces
                     .iter()
-                    .map(|ns| scope.spawn(move || self.call(verb, &format!("parallel-{}", ns.name()), ns.path())))
+                    .map(|ns| {
+                        scope.spawn(move || self.call(verb, &format!("parallel-{}", ns.name()), ns.path()))
+                    })
                     .collect();
-                calls.into_iter().try_for_each(|c| c.join().map_err(|_| anyhow::anyhow!("a call panicked"))?.map(drop))
+                calls
+                    .into_iter()
+                    .try_for_each(|c| c.join().map_err(|_| anyhow::anyhow!("a call panicked"))?.map(drop))
             })?;
             out.push(millis(start.elapsed()) / n as f64);
         }

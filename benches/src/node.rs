@@ -11,10 +11,10 @@ use flowloom_tests_e2e::{Document, Lab, binary};
 use serde_json::{Value, json};
 
 use crate::cni::{Plugin, Times, reference};
+use crate::peers;
 use crate::report::Measure;
 use crate::stats::{self, Median};
 use crate::traffic::{Load, run};
-use crate::peers;
 
 /// How much to do.
 #[derive(Clone, Copy, Debug)]
@@ -74,9 +74,7 @@ fn group(n: usize) -> Value {
 }
 
 fn document(lab: &Lab, second: &str, rules: usize) -> Document {
-    let endpoint = |name: &str, node: &str, host: u8| {
-        json!({"vpc": "red", "name": name, "subnet": "app", "node": node, "ip": format!("10.1.0.{host}"), "security_groups": ["bench"], "labels": {"role": name}})
-    };
+    let endpoint = |name: &str, node: &str, host: u8| json!({"vpc": "red", "name": name, "subnet": "app", "node": node, "ip": format!("10.1.0.{host}"), "security_groups": ["bench"], "labels": {"role": name}});
     lab.empty_document()
         .with("vpcs", json!([{"name": "red"}]))
         .with("subnets", json!([{"vpc": "red", "name": "app", "cidr": "10.1.0.0/16"}]))
@@ -103,7 +101,8 @@ fn traffic(label: &str, contenders: &[Contender<'_>], effort: Effort) -> Result<
         let mut costs = vec![Vec::new(); contenders.len()];
         for round in 0..=effort.rounds {
             for (i, c) in contenders.iter().enumerate() {
-                let outcome = run(load, c.server, c.client, c.address, effort.run).with_context(|| format!("{what} over {}", c.name))?;
+                let outcome = run(load, c.server, c.client, c.address, effort.run)
+                    .with_context(|| format!("{what} over {}", c.name))?;
                 // The first round warms caches and neighbour entries.
                 if round > 0 {
                     rates[i].push(outcome.rate);
@@ -113,8 +112,24 @@ fn traffic(label: &str, contenders: &[Contender<'_>], effort: Effort) -> Result<
         }
         let cpu_goal = if load == Load::ConnectRequestClose { 1.05 } else { 1.0 };
         for (i, peer) in contenders.iter().enumerate().skip(1) {
-            measures.push(against(label, &format!("{what}, CPU per operation"), "ns", &costs[0], peer.name, &costs[i], Goal::AtMost(cpu_goal)));
-            measures.push(against(label, &format!("{what}, rate"), "1/s", &rates[0], peer.name, &rates[i], Goal::AtLeast(1.0)));
+            measures.push(against(
+                label,
+                &format!("{what}, CPU per operation"),
+                "ns",
+                &costs[0],
+                peer.name,
+                &costs[i],
+                Goal::AtMost(cpu_goal),
+            ));
+            measures.push(against(
+                label,
+                &format!("{what}, rate"),
+                "1/s",
+                &rates[0],
+                peer.name,
+                &rates[i],
+                Goal::AtLeast(1.0),
+            ));
         }
     }
     Ok(measures)
@@ -127,9 +142,24 @@ fn same_node(effort: Effort) -> Result<Vec<Measure>> {
     let (routed, bridged) = (peers::routed()?, peers::bridged()?);
     let port = 5201;
     let contenders = [
-        Contender { name: "flowloom", client: &client.netns, server: &server.netns, address: SocketAddr::new(server.ip(4)?, port) },
-        Contender { name: "kernel-routed veth, no policy", client: &routed.client, server: &routed.server, address: SocketAddr::new(routed.address, port) },
-        Contender { name: "bridge, no policy", client: &bridged.client, server: &bridged.server, address: SocketAddr::new(bridged.address, port) },
+        Contender {
+            name: "flowloom",
+            client: &client.netns,
+            server: &server.netns,
+            address: SocketAddr::new(server.ip(4)?, port),
+        },
+        Contender {
+            name: "kernel-routed veth, no policy",
+            client: &routed.client,
+            server: &routed.server,
+            address: SocketAddr::new(routed.address, port),
+        },
+        Contender {
+            name: "bridge, no policy",
+            client: &bridged.client,
+            server: &bridged.server,
+            address: SocketAddr::new(bridged.address, port),
+        },
     ];
     traffic("same node, 100 rules", &contenders, effort)
 }
@@ -141,8 +171,18 @@ fn across_nodes(effort: Effort) -> Result<Vec<Measure>> {
     let vxlan = peers::vxlan()?;
     let port = 5201;
     let contenders = [
-        Contender { name: "flowloom", client: &client.netns, server: &server.netns, address: SocketAddr::new(server.ip(4)?, port) },
-        Contender { name: "kernel VXLAN and bridge, no policy", client: &vxlan.client, server: &vxlan.server, address: SocketAddr::new(vxlan.address, port) },
+        Contender {
+            name: "flowloom",
+            client: &client.netns,
+            server: &server.netns,
+            address: SocketAddr::new(server.ip(4)?, port),
+        },
+        Contender {
+            name: "kernel VXLAN and bridge, no policy",
+            client: &vxlan.client,
+            server: &vxlan.server,
+            address: SocketAddr::new(vxlan.address, port),
+        },
     ];
     traffic("across nodes, 100 rules", &contenders, effort)
 }
@@ -154,13 +194,29 @@ fn cni(effort: Effort) -> Result<Vec<Measure>> {
         .with("subnets", json!([{"vpc": "default", "name": "pods", "cidr": "10.7.0.0/16", "node": "n1"}]));
     lab.apply(&doc)?;
     let agent = lab.agents.first().context("no agent")?;
-    let config = json!({"cniVersion": "1.0.0", "name": "flowloom", "type": "flowloom-cni", "socket": agent.socket}).to_string();
+    let config =
+        json!({"cniVersion": "1.0.0", "name": "flowloom", "type": "flowloom-cni", "socket": agent.socket})
+            .to_string();
     let hosts = Topology::builder().nodes(2).netfilter(Netfilter::Open).build()?;
     let data = [temp_dir("host-local")?, temp_dir("host-local")?];
     let plugins = [
         ("flowloom", Plugin { program: binary("flowloom-cni")?, config, node: &lab.node(0).ns }),
-        ("bridge + host-local", Plugin { program: "/usr/lib/cni/bridge".into(), config: reference("bridge", data[0].path()), node: &hosts.nodes[0].ns }),
-        ("ptp + host-local", Plugin { program: "/usr/lib/cni/ptp".into(), config: reference("ptp", data[1].path()), node: &hosts.nodes[1].ns }),
+        (
+            "bridge + host-local",
+            Plugin {
+                program: "/usr/lib/cni/bridge".into(),
+                config: reference("bridge", data[0].path()),
+                node: &hosts.nodes[0].ns,
+            },
+        ),
+        (
+            "ptp + host-local",
+            Plugin {
+                program: "/usr/lib/cni/ptp".into(),
+                config: reference("ptp", data[1].path()),
+                node: &hosts.nodes[1].ns,
+            },
+        ),
     ];
     let mut alone = vec![Times::default(); plugins.len()];
     let mut parallel = vec![Times::default(); plugins.len()];
@@ -179,10 +235,42 @@ fn cni(effort: Effort) -> Result<Vec<Measure>> {
     }
     let mut measures = Vec::new();
     for (i, (name, _)) in plugins.iter().enumerate().skip(1) {
-        measures.push(against("CNI", "ADD alone", "ms", &alone[0].add, name, &alone[i].add, Goal::AtMost(0.5)));
-        measures.push(against("CNI", "DEL alone", "ms", &alone[0].del, name, &alone[i].del, Goal::AtMost(0.9)));
-        measures.push(against("CNI", "ADD, 16 at once, each", "ms", &parallel[0].add, name, &parallel[i].add, Goal::AtMost(0.5)));
-        measures.push(against("CNI", "DEL, 16 at once, each", "ms", &parallel[0].del, name, &parallel[i].del, Goal::AtMost(0.7)));
+        measures.push(against(
+            "CNI",
+            "ADD alone",
+            "ms",
+            &alone[0].add,
+            name,
+            &alone[i].add,
+            Goal::AtMost(0.5),
+        ));
+        measures.push(against(
+            "CNI",
+            "DEL alone",
+            "ms",
+            &alone[0].del,
+            name,
+            &alone[i].del,
+            Goal::AtMost(0.9),
+        ));
+        measures.push(against(
+            "CNI",
+            "ADD, 16 at once, each",
+            "ms",
+            &parallel[0].add,
+            name,
+            &parallel[i].add,
+            Goal::AtMost(0.5),
+        ));
+        measures.push(against(
+            "CNI",
+            "DEL, 16 at once, each",
+            "ms",
+            &parallel[0].del,
+            name,
+            &parallel[i].del,
+            Goal::AtMost(0.7),
+        ));
     }
     Ok(measures)
 }
@@ -201,7 +289,8 @@ fn changes(effort: Effort) -> Result<Vec<Measure>> {
         .collect();
     doc.add("endpoints", Value::Array(many));
     doc.add("nodes", json!({"name": "far", "addresses": ["198.51.100.99"]}));
-    doc.rules("red", "bench")?.push(json!({"id": "by-label", "priority": 9000, "direction": "ingress", "protocol": "tcp",
+    doc.rules("red", "bench")?
+        .push(json!({"id": "by-label", "priority": 9000, "direction": "ingress", "protocol": "tcp",
         "remote_endpoint_selector": {"role": "r7"}, "ports": [{"from": 80, "to": 80}], "action": "allow"}));
     lab.apply(&doc)?;
     let client = lab.agents.first().context("no agent")?.client();
@@ -218,9 +307,21 @@ fn changes(effort: Effort) -> Result<Vec<Measure>> {
         rule.push(client.status()?.reconcile.last_duration_us as f64 / 1e3);
     }
     Ok(vec![
-        alone("changes", "one label change until enforced, 10,000 endpoints of which 100 local, median", &label, "ms", Some(Goal::AtMost(5.0))),
+        alone(
+            "changes",
+            "one label change until enforced, 10,000 endpoints of which 100 local, median",
+            &label,
+            "ms",
+            Some(Goal::AtMost(5.0)),
+        ),
         p99("changes", "one label change until enforced, p99", &label),
-        alone("changes", "one rule change until enforced, 100 endpoints share it, median", &rule, "ms", Some(Goal::AtMost(40.0))),
+        alone(
+            "changes",
+            "one rule change until enforced, 100 endpoints share it, median",
+            &rule,
+            "ms",
+            Some(Goal::AtMost(40.0)),
+        ),
         p99("changes", "one rule change until enforced, p99", &rule),
     ])
 }
@@ -252,8 +353,20 @@ fn footprint() -> Result<Vec<Measure>> {
     std::thread::sleep(quiet);
     let idle = cpu_ms(pid)? - before;
     Ok(vec![
-        alone("footprint", "agent memory, 250 local endpoints and 10,000 peers", &[memory], "MiB", Some(Goal::AtMost(40.0))),
-        alone("footprint", "restart until ready with everything adopted", &[adopt], "ms", Some(Goal::AtMost(1000.0))),
+        alone(
+            "footprint",
+            "agent memory, 250 local endpoints and 10,000 peers",
+            &[memory],
+            "MiB",
+            Some(Goal::AtMost(40.0)),
+        ),
+        alone(
+            "footprint",
+            "restart until ready with everything adopted",
+            &[adopt],
+            "ms",
+            Some(Goal::AtMost(1000.0)),
+        ),
         alone("footprint", "CPU in 10 idle seconds", &[idle], "ms", Some(Goal::AtMost(10.0))),
     ])
 }
@@ -296,7 +409,15 @@ impl Goal {
     }
 }
 
-fn against(bench: &str, measure: &str, unit: &str, ours: &[f64], peer: &str, theirs: &[f64], goal: Goal) -> Measure {
+fn against(
+    bench: &str,
+    measure: &str,
+    unit: &str,
+    ours: &[f64],
+    peer: &str,
+    theirs: &[f64],
+    goal: Goal,
+) -> Measure {
     let ratio = stats::ratio(ours, theirs);
     Measure {
         bench: format!("node: {bench}"),

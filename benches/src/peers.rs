@@ -29,8 +29,10 @@ pub fn routed() -> Result<Pair> {
     let topology = Topology::builder().nodes(1).netfilter(Netfilter::Open).build()?;
     let gateway = [IpAddr::from(Ipv4Addr::new(10, 9, 0, 1))];
     let [node] = topology.nodes.as_slice() else { anyhow::bail!("one node") };
-    let client = node.plain_workload("client", &LinkName::new("w1")?, &[format!("{CLIENT}/32").parse()?], &gateway)?;
-    let server = node.plain_workload("server", &LinkName::new("w2")?, &[format!("{SERVER}/32").parse()?], &gateway)?;
+    let client =
+        node.plain_workload("client", &LinkName::new("w1")?, &[format!("{CLIENT}/32").parse()?], &gateway)?;
+    let server =
+        node.plain_workload("server", &LinkName::new("w2")?, &[format!("{SERVER}/32").parse()?], &gateway)?;
     Ok(Pair { client, server, address: SERVER.into(), _hold: topology })
 }
 
@@ -60,7 +62,8 @@ pub fn vxlan() -> Result<Pair> {
         let uplink = node.uplink.to_string();
         node.ns.exec_ok(&["ip", "link", "add", "br1", "type", "bridge"])?;
         node.ns.exec_ok(&[
-            "ip", "link", "add", "vx1", "type", "vxlan", "id", "42", "dstport", "4789", "local", &local, "remote", &remote, "dev", &uplink,
+            "ip", "link", "add", "vx1", "type", "vxlan", "id", "42", "dstport", "4789", "local", &local,
+            "remote", &remote, "dev", &uplink,
         ])?;
         node.ns.exec_ok(&["ip", "link", "set", "vx1", "master", "br1", "up"])?;
         node.ns.exec_ok(&["ip", "link", "set", "br1", "up"])?;

@@ -74,7 +74,8 @@ impl Report {
             self.kernel, self.cpus
         );
         for m in &self.measures {
-            let interval = m.interval.map_or_else(String::new, |[l, h]| format!(" ({}..{})", short(l), short(h)));
+            let interval =
+                m.interval.map_or_else(String::new, |[l, h]| format!(" ({}..{})", short(l), short(h)));
             let (ratio, ours_interval) = match m.ratio {
                 Some(r) => (format!("{}{interval}", short(r)), String::new()),
                 None => ("-".to_owned(), interval),
@@ -110,13 +111,24 @@ impl Report {
     pub fn strays(&self, recorded: &Self, tolerance: f64) -> Vec<String> {
         let mut out = Vec::new();
         for m in &self.measures {
-            let Some(old) = recorded.measures.iter().find(|o| (&o.bench, &o.measure, &o.peer) == (&m.bench, &m.measure, &m.peer)) else {
+            let Some(old) = recorded
+                .measures
+                .iter()
+                .find(|o| (&o.bench, &o.measure, &o.peer) == (&m.bench, &m.measure, &m.peer))
+            else {
                 out.push(format!("{} {}: not recorded", m.bench, m.measure));
                 continue;
             };
             let (Some(now), Some(then)) = (m.ratio, old.ratio) else { continue };
             if (now / then - 1.0).abs() > tolerance {
-                out.push(format!("{} {} against {}: ratio {} was {}", m.bench, m.measure, m.peer.as_deref().unwrap_or("-"), short(now), short(then)));
+                out.push(format!(
+                    "{} {} against {}: ratio {} was {}",
+                    m.bench,
+                    m.measure,
+                    m.peer.as_deref().unwrap_or("-"),
+                    short(now),
+                    short(then)
+                ));
             }
         }
         out

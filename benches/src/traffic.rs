@@ -35,7 +35,13 @@ pub struct Outcome {
 ///
 /// # Errors
 /// When a namespace cannot be entered or the connection fails.
-pub fn run(load: Load, server: &Netns, client: &Netns, address: SocketAddr, time: Duration) -> Result<Outcome> {
+pub fn run(
+    load: Load,
+    server: &Netns,
+    client: &Netns,
+    address: SocketAddr,
+    time: Duration,
+) -> Result<Outcome> {
     let stop = Arc::new(AtomicBool::new(false));
     let operations = Arc::new(AtomicU64::new(0));
     let listener = server.run_in(move || TcpListener::bind(address))?.context("bind")?;
@@ -65,7 +71,8 @@ pub fn run(load: Load, server: &Netns, client: &Netns, address: SocketAddr, time
         stop.store(true, Ordering::Relaxed);
         if asked.is_err() {
             // Wakes an accept that would wait for ever.
-            let _ = client.run_in(move || TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok());
+            let _ = client
+                .run_in(move || TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok());
         }
         let served = serving.join().map_err(|_| anyhow::anyhow!("the server panicked"))?;
         let ((client_cpu, taken), server_cpu) = (asked?, served?);
@@ -114,13 +121,15 @@ fn ask(load: Load, address: SocketAddr, end: Instant, operations: &AtomicU64) ->
     match load {
         Load::Stream => {
             let buffer = vec![0u8; 128 * 1024];
-            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).context("connect")?;
+            let mut stream =
+                TcpStream::connect_timeout(&address, Duration::from_secs(5)).context("connect")?;
             while Instant::now() < end {
                 stream.write_all(&buffer)?;
             }
         }
         Load::RequestResponse => {
-            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).context("connect")?;
+            let mut stream =
+                TcpStream::connect_timeout(&address, Duration::from_secs(5)).context("connect")?;
             stream.set_nodelay(true)?;
             while Instant::now() < end {
                 for _ in 0..64 {
@@ -132,7 +141,8 @@ fn ask(load: Load, address: SocketAddr, end: Instant, operations: &AtomicU64) ->
         }
         Load::ConnectRequestClose => loop {
             let last = Instant::now() >= end;
-            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).context("connect")?;
+            let mut stream =
+                TcpStream::connect_timeout(&address, Duration::from_secs(5)).context("connect")?;
             // A reset at the end frees the port at once: no run is limited by ports in TIME_WAIT.
             reset_on_close(&stream);
             byte = [if last { b'q' } else { b'x' }];

@@ -85,7 +85,10 @@ fn faults(metadata: &Value) -> Result<Vec<String>> {
             if ours.contains(&target) && !allowed.contains(&"*") && !allowed.contains(&target.as_str()) {
                 faults.push(format!("{name} must not depend on {target}"));
             }
-            if target == "flowloom-testkit" && !name.starts_with("flowloom-tests-") && name != "flowloom-benches" {
+            if target == "flowloom-testkit"
+                && !name.starts_with("flowloom-tests-")
+                && name != "flowloom-benches"
+            {
                 faults.push(format!("{name} ships the test kit: make it a dev-dependency"));
             }
         }

@@ -118,7 +118,20 @@ fn binaries() -> Result<()> {
     bpf::build()?;
     run::succeed(&mut run::command(
         &run::cargo(),
-        &["build", "--quiet", "--locked", "-p", "flowloom-agent", "-p", "flowloom-cni", "-p", "flowloom"],
+        &[
+            "build",
+            "--quiet",
+            "--locked",
+            "-p",
+            "flowloom-agent",
+            "-p",
+            "flowloom-cni",
+            "-p",
+            "flowloom",
+            // Debug builds may be told to die at a write; release builds (bench, packages) never have it.
+            "--features",
+            "flowloom-agent/kill-points",
+        ],
     ))
 }
 

@@ -15,7 +15,11 @@ pub fn binary(name: &str) -> Result<String> {
             let own = std::env::current_exe()?;
             let dir = own.parent().context("no directory")?;
             // Tests live in `deps`.
-            if dir.ends_with("deps") { dir.parent().context("no directory")?.to_owned() } else { dir.to_owned() }
+            if dir.ends_with("deps") {
+                dir.parent().context("no directory")?.to_owned()
+            } else {
+                dir.to_owned()
+            }
         }
     };
     let path = dir.join(name);

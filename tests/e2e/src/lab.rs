@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use flowloom_api::Client;
-use flowloom_api::v1::{Explanation, ExplainRequest, digest};
-use flowloom_testkit::{Bpffs, Cmd, Netfilter, Node, Output, Process, TempDir, Topology, eventually, temp_dir};
+use flowloom_api::v1::{ExplainRequest, Explanation, digest};
+use flowloom_testkit::{
+    Bpffs, Cmd, Netfilter, Node, Output, Process, TempDir, Topology, eventually, temp_dir,
+};
 
 use crate::{Document, Workload, binary};
 
@@ -72,7 +74,14 @@ impl LabBuilder {
         let dir = temp_dir("lab")?;
         let bpffs = Bpffs::mount()?;
         std::fs::create_dir(dir.path().join("desired"))?;
-        let mut lab = Lab { agents: Vec::new(), document: dir.path().join("desired/desired.json"), config: self.config, topology, bpffs, dir };
+        let mut lab = Lab {
+            agents: Vec::new(),
+            document: dir.path().join("desired/desired.json"),
+            config: self.config,
+            topology,
+            bpffs,
+            dir,
+        };
         std::fs::write(&lab.document, lab.empty_document().text())?;
         for node in 0..lab.topology.nodes.len() {
             let agent = lab.new_agent(node)?;
@@ -122,7 +131,13 @@ impl Lab {
     /// Two nodes, nothing in the way.
     #[must_use]
     pub fn builder() -> LabBuilder {
-        LabBuilder { nodes: 2, netfilter: Netfilter::ForwardDrop, external: false, mtu: 1500, config: Vec::new() }
+        LabBuilder {
+            nodes: 2,
+            netfilter: Netfilter::ForwardDrop,
+            external: false,
+            mtu: 1500,
+            config: Vec::new(),
+        }
     }
 
     /// The document that names the nodes and nothing else.
@@ -208,7 +223,11 @@ impl Lab {
             let client = agent.client();
             eventually(PATIENCE, || {
                 let status = client.status().map_err(|e| e.to_string())?;
-                if status.document.applied_digest == wanted { Ok(()) } else { Err(format!("{}: {:?}", agent.name, status.document)) }
+                if status.document.applied_digest == wanted {
+                    Ok(())
+                } else {
+                    Err(format!("{}: {:?}", agent.name, status.document))
+                }
             });
         }
         Ok(())
@@ -234,7 +253,8 @@ impl Lab {
     pub fn flowloom(&self, node: usize, args: &[&str]) -> Result<Output> {
         let socket = self.agents.get(node).map_or_else(String::new, |a| a.socket.display().to_string());
         let flowloom = binary("flowloom")?;
-        let argv: Vec<&str> = [flowloom.as_str(), "--socket", &socket].into_iter().chain(args.iter().copied()).collect();
+        let argv: Vec<&str> =
+            [flowloom.as_str(), "--socket", &socket].into_iter().chain(args.iter().copied()).collect();
         Cmd::new(&argv).timeout(PATIENCE).run()
     }
 
@@ -262,7 +282,14 @@ impl Lab {
     ///
     /// # Errors
     /// When an agent refuses to answer.
-    pub fn explain(&self, from: &str, to: &str, protocol: &str, port: Option<u16>, family: u8) -> Result<Explanation> {
+    pub fn explain(
+        &self,
+        from: &str,
+        to: &str,
+        protocol: &str,
+        port: Option<u16>,
+        family: u8,
+    ) -> Result<Explanation> {
         let (vpc, source) = from.split_once('/').context("write it as vpc/endpoint")?;
         let target = to.split_once('/').map_or(to, |(_, name)| name);
         let request = ExplainRequest {
@@ -312,7 +339,8 @@ impl Agent {
     /// When the program cannot be started.
     pub fn start(&mut self) -> Result<()> {
         let mut command =
-            Cmd::new(&[binary("flowloom-agent")?, "--config".into(), self.config.display().to_string()]).in_netns(&self.netns)?;
+            Cmd::new(&[binary("flowloom-agent")?, "--config".into(), self.config.display().to_string()])
+                .in_netns(&self.netns)?;
         for (key, value) in &self.variables {
             command = command.env(key, value);
         }
@@ -329,7 +357,10 @@ impl Agent {
         eventually(PATIENCE, || match client.health() {
             Ok(health) if health.ready => Ok(()),
             Ok(health) => Err(format!("{} waits for {:?}", self.name, health.waiting_for)),
-            Err(e) => Err(format!("{e}: {}", self.process.as_ref().and_then(|p| p.stderr().ok()).unwrap_or_default())),
+            Err(e) => Err(format!(
+                "{e}: {}",
+                self.process.as_ref().and_then(|p| p.stderr().ok()).unwrap_or_default()
+            )),
         });
         Ok(())
     }
@@ -363,7 +394,12 @@ impl Agent {
         if let Some(mut process) = self.process.take() {
             process.stop()?;
         }
-        let argv = [binary("flowloom-agent")?, "uninstall".into(), "--config".into(), self.config.display().to_string()];
+        let argv = [
+            binary("flowloom-agent")?,
+            "uninstall".into(),
+            "--config".into(),
+            self.config.display().to_string(),
+        ];
         Cmd::new(&argv).in_netns(&self.netns)?.timeout(PATIENCE).run()
     }
 }

@@ -51,7 +51,8 @@ impl Workload {
     /// # Errors
     /// When it has none.
     pub fn open(info: EndpointInfo) -> Result<Self> {
-        let path = info.netns.as_deref().with_context(|| format!("{} has no namespace", info.endpoint.name))?;
+        let path =
+            info.netns.as_deref().with_context(|| format!("{} has no namespace", info.endpoint.name))?;
         Ok(Self { netns: Netns::open(Path::new(path))?, info })
     }
 
@@ -61,7 +62,12 @@ impl Workload {
     /// When it has none.
     pub fn ip(&self, family: u8) -> Result<IpAddr> {
         let of_family = |ip: &&IpAddr| ip.is_ipv4() == (family == 4);
-        self.info.ips.iter().find(of_family).copied().with_context(|| format!("{} has no IPv{family}", self.info.endpoint.name))
+        self.info
+            .ips
+            .iter()
+            .find(of_family)
+            .copied()
+            .with_context(|| format!("{} has no IPv{family}", self.info.endpoint.name))
     }
 
     /// Connects and exchanges a few bytes.
@@ -83,7 +89,9 @@ impl Workload {
 fn outcome(e: &std::io::Error) -> Result<Reached> {
     match e.kind() {
         ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset => Ok(Reached::Refused),
-        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::PermissionDenied => Ok(Reached::Unreachable),
+        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::PermissionDenied => {
+            Ok(Reached::Unreachable)
+        }
         ErrorKind::TimedOut | ErrorKind::WouldBlock => Ok(Reached::Silence),
         _ => Err(anyhow::anyhow!("{e}")),
     }

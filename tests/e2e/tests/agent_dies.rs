@@ -46,10 +46,28 @@ fn state(lab: &Lab) -> Result<BTreeSet<String>> {
     let client = lab.agents.first().context("no agent")?.client();
     let mut lines = BTreeSet::new();
     for e in client.endpoints()?.endpoints {
-        lines.insert(format!("endpoint {}/{} {:?} {:?} {:?} {:?}", e.vpc.name, e.endpoint.name, e.state, e.ips, e.security_groups, e.conditions.iter().map(|c| (&c.kind, c.status, &c.reason)).collect::<Vec<_>>()));
+        lines.insert(format!(
+            "endpoint {}/{} {:?} {:?} {:?} {:?}",
+            e.vpc.name,
+            e.endpoint.name,
+            e.state,
+            e.ips,
+            e.security_groups,
+            e.conditions.iter().map(|c| (&c.kind, c.status, &c.reason)).collect::<Vec<_>>()
+        ));
         for slot in client.policy_entries(Some((&e.vpc.name, &e.endpoint.name)))?.slots {
             for entry in slot.entries {
-                lines.insert(format!("entry {}/{} {:?} {} {} {} {:?} {}", e.vpc.name, e.endpoint.name, slot.direction, entry.peer.name, entry.protocol, entry.ports, entry.verdict, entry.rule.name));
+                lines.insert(format!(
+                    "entry {}/{} {:?} {} {} {} {:?} {}",
+                    e.vpc.name,
+                    e.endpoint.name,
+                    slot.direction,
+                    entry.peer.name,
+                    entry.protocol,
+                    entry.ports,
+                    entry.verdict,
+                    entry.rule.name
+                ));
             }
         }
     }
@@ -61,7 +79,11 @@ fn state(lab: &Lab) -> Result<BTreeSet<String>> {
     let links = lab.node(0).ns.exec_ok(&["ip", "-brief", "link"])?.stdout;
     lines.insert(format!("{} links", links.lines().count()));
     let routes = lab.node(0).ns.exec_ok(&["ip", "route", "show", "table", "all"])?.stdout;
-    lines.extend(routes.lines().map(|r| format!("route {}", r.split_whitespace().take(2).collect::<Vec<_>>().join(" "))));
+    lines.extend(
+        routes
+            .lines()
+            .map(|r| format!("route {}", r.split_whitespace().take(2).collect::<Vec<_>>().join(" "))),
+    );
     Ok(lines)
 }
 
@@ -98,12 +120,18 @@ fn start_doomed(lab: &mut Lab, n: usize) -> Result<()> {
 
 fn start_whole(lab: &mut Lab) -> Result<()> {
     lab.agents.first_mut().context("no agent")?.restart()?;
-    if died(lab)? { bail!("it died without being told to") }
+    if died(lab)? {
+        bail!("it died without being told to")
+    }
     Ok(())
 }
 
 /// Runs `from` -> `to` with the agent killed at every write.
-fn every_write(name: &str, from: &dyn Fn(&Lab) -> Result<Document>, to: &dyn Fn(&Lab) -> Result<Document>) -> Result<()> {
+fn every_write(
+    name: &str,
+    from: &dyn Fn(&Lab) -> Result<Document>,
+    to: &dyn Fn(&Lab) -> Result<Document>,
+) -> Result<()> {
     let mut lab = Lab::builder().nodes(1).start()?;
     lab.apply(&to(&lab)?)?;
     let clean_to = state(&lab)?;
@@ -124,7 +152,11 @@ fn every_write(name: &str, from: &dyn Fn(&Lab) -> Result<Document>, to: &dyn Fn(
         }
         let dead = early || died(&mut lab)?;
         // Dead or alive, nothing is open that should not be.
-        assert_eq!(Probe::tcp(&a.netns, denied).timeout(Duration::from_millis(60)).run()?, Outcome::TimedOut, "{name}: open after write {n}");
+        assert_eq!(
+            Probe::tcp(&a.netns, denied).timeout(Duration::from_millis(60)).run()?,
+            Outcome::TimedOut,
+            "{name}: open after write {n}"
+        );
         if early {
             // Killed while it adopted what it found; a place where it may write is enough.
             restarting += 1;
@@ -145,7 +177,10 @@ fn every_write(name: &str, from: &dyn Fn(&Lab) -> Result<Document>, to: &dyn Fn(
     }
     let report = flow.stop();
     assert!(report.error.is_none(), "{name}: {report:?}");
-    println!("{name}: killed at each of {restarting} places of a restart and before each of {killed} writes; an established flow made {} round trips, the longest {:?}", report.round_trips, report.longest);
+    println!(
+        "{name}: killed at each of {restarting} places of a restart and before each of {killed} writes; an established flow made {} round trips, the longest {:?}",
+        report.round_trips, report.longest
+    );
     assert!(killed > 0, "{name}: nothing was killed: is the agent built with kill-points?");
     Ok(())
 }
@@ -167,7 +202,8 @@ fn killed_at_every_write_of_an_endpoint_going() -> Result<()> {
 
 fn cni(lab: &Lab, verb: &str, ns: &Ns) -> Result<flowloom_testkit::Output> {
     let socket = &lab.agents.first().context("no agent")?.socket;
-    let config = json!({"cniVersion": "1.0.0", "name": "flowloom", "type": "flowloom-cni", "socket": socket}).to_string();
+    let config = json!({"cniVersion": "1.0.0", "name": "flowloom", "type": "flowloom-cni", "socket": socket})
+        .to_string();
     Cmd::new(&[binary("flowloom-cni")?])
         .env("CNI_COMMAND", verb)
         .env("CNI_CONTAINERID", "c1")
@@ -206,7 +242,13 @@ fn every_write_of_cni(verb: &str) -> Result<()> {
             let output = call.join().map_err(|_| anyhow::anyhow!("the call panicked"))??;
             Ok(output.status.success())
         })?;
-        let dead = lab.agents.first_mut().and_then(|a| a.process.as_mut()).context("not started")?.status()?.is_some();
+        let dead = lab
+            .agents
+            .first_mut()
+            .and_then(|a| a.process.as_mut())
+            .context("not started")?
+            .status()?
+            .is_some();
         if dead {
             killed += 1;
             lab.agents.first_mut().context("no agent")?.process = None;

@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use flowloom_netlink::LinkName;
-use flowloom_testkit::{Capture, EchoServer, Frame, Mode, Netfilter, Outcome, Packet, Probe, Proto, RawSender, TcpClient, TcpServer, eventually};
+use flowloom_testkit::{
+    Capture, EchoServer, Frame, Mode, Netfilter, Outcome, Packet, Probe, Proto, RawSender, TcpClient,
+    TcpServer, eventually,
+};
 use flowloom_tests_e2e::{Document, Lab};
 use nix::errno::Errno;
 use serde_json::json;
@@ -39,7 +42,8 @@ fn document(lab: &Lab) -> Document {
 
 #[test]
 fn a_rejected_client_is_told_within_a_second_on_every_way() -> Result<()> {
-    let lab = Lab::builder().external().config("masquerade: {enabled: true}").netfilter(Netfilter::Open).start()?;
+    let lab =
+        Lab::builder().external().config("masquerade: {enabled: true}").netfilter(Netfilter::Open).start()?;
     lab.apply(&document(&lab))?;
     let (a, b, c) = (lab.workload("default/a")?, lab.workload("default/b")?, lab.workload("default/c")?);
     let external = lab.topology.external.as_ref().context("no external host")?;
@@ -54,7 +58,9 @@ fn a_rejected_client_is_told_within_a_second_on_every_way() -> Result<()> {
                 ("off-node", &a.netns, outside),
             ] {
                 let start = Instant::now();
-                let outcome = Probe::new(proto, from, SocketAddr::new(to, 9000)).timeout(Duration::from_secs(2)).run()?;
+                let outcome = Probe::new(proto, from, SocketAddr::new(to, 9000))
+                    .timeout(Duration::from_secs(2))
+                    .run()?;
                 let told = match outcome {
                     Outcome::Refused => true,
                     // Administratively prohibited is EHOSTUNREACH for IPv4 and EACCES for IPv6 (Linux icmp.c, icmpv6.c).
@@ -63,7 +69,10 @@ fn a_rejected_client_is_told_within_a_second_on_every_way() -> Result<()> {
                     _ => false,
                 };
                 if !told || start.elapsed() > Duration::from_secs(1) {
-                    faults.push(format!("{way} {proto:?} IPv{family}: {outcome:?} after {:?}", start.elapsed()));
+                    faults.push(format!(
+                        "{way} {proto:?} IPv{family}: {outcome:?} after {:?}",
+                        start.elapsed()
+                    ));
                 }
             }
         }
@@ -84,14 +93,28 @@ fn an_expired_packet_is_answered_when_routed_and_not_touched_when_switched() -> 
         for target in ["default/d", "default/e"] {
             let to = lab.workload(target)?;
             let seen = Capture::start(&a.netns, &link)?;
-            let packet = Packet::udp(SocketAddr::new(a.ip(family)?, 30_000), SocketAddr::new(to.ip(family)?, 33_434), b"traceroute").macs(mac, gateway).ttl(1);
+            let packet = Packet::udp(
+                SocketAddr::new(a.ip(family)?, 30_000),
+                SocketAddr::new(to.ip(family)?, 33_434),
+                b"traceroute",
+            )
+            .macs(mac, gateway)
+            .ttl(1);
             RawSender::open(&a.netns, &link)?.send(&packet.frame())?;
             let expected = if family == 4 { (11, 0) } else { (3, 0) };
             eventually(WAIT, || {
-                let found = seen.frames().iter().filter_map(Frame::parsed).find(|p| p.icmp == expected && p.payload.len() >= 28);
+                let found = seen
+                    .frames()
+                    .iter()
+                    .filter_map(Frame::parsed)
+                    .find(|p| p.icmp == expected && p.payload.len() >= 28);
                 let error = found.ok_or(format!("no time exceeded for {target} IPv{family}"))?;
                 // The tool that waits for it checks both checksums, and so does the kernel before it hands it on.
-                if error.ip_checksum_ok && error.transport_checksum_ok == Some(true) { Ok(()) } else { Err(format!("{error:?}")) }
+                if error.ip_checksum_ok && error.transport_checksum_ok == Some(true) {
+                    Ok(())
+                } else {
+                    Err(format!("{error:?}"))
+                }
             });
         }
         // Inside one subnet traffic is switched: TTL 1 is enough.
@@ -100,7 +123,9 @@ fn an_expired_packet_is_answered_when_routed_and_not_touched_when_switched() -> 
         let echo = EchoServer::start(&e.netns, SocketAddr::new(e.ip(family)?, 33_000))?;
         let link = LinkName::new(d.info.interface.clone().context("no interface")?)?;
         let mac = d.info.mac.parse().map_err(anyhow::Error::msg)?;
-        let packet = Packet::udp(SocketAddr::new(d.ip(family)?, 30_001), echo.addr(), b"switched").macs(mac, gateway).ttl(1);
+        let packet = Packet::udp(SocketAddr::new(d.ip(family)?, 30_001), echo.addr(), b"switched")
+            .macs(mac, gateway)
+            .ttl(1);
         RawSender::open(&d.netns, &link)?.send(&packet.frame())?;
         eventually(WAIT, || if echo.received() == 1 { Ok(()) } else { Err("not delivered") });
     }
@@ -116,19 +141,34 @@ fn a_packet_too_large_for_the_tunnel_is_answered_and_tcp_learns_from_it() -> Res
     let inside = d.info.interface.clone().context("no interface")?;
     let outside = d.info.device.as_ref().context("no device")?.name.clone();
     for (ns, link) in [(&d.netns, &inside), (&*lab.node(0).ns, &outside)] {
-        flowloom_testkit::Cmd::new(&["ip", "link", "set", link, "mtu", "3000"]).in_netns(ns)?.run()?.success()?;
+        flowloom_testkit::Cmd::new(&["ip", "link", "set", link, "mtu", "3000"])
+            .in_netns(ns)?
+            .run()?
+            .success()?;
     }
     for family in [4, 6] {
         let at = SocketAddr::new(e.ip(family)?, 7000);
         let _server = TcpServer::start(&e.netns, at, Mode::Echo)?;
         let seen = Capture::start(&d.netns, &LinkName::new(inside.clone())?)?;
-        let mut packet = Packet::udp(SocketAddr::new(d.ip(family)?, 30_000), SocketAddr::new(e.ip(family)?, 7001), &[7; 2000])
-            .macs(d.info.mac.parse().map_err(anyhow::Error::msg)?, "02:00:00:00:00:fe".parse().map_err(anyhow::Error::msg)?);
+        let mut packet = Packet::udp(
+            SocketAddr::new(d.ip(family)?, 30_000),
+            SocketAddr::new(e.ip(family)?, 7001),
+            &[7; 2000],
+        )
+        .macs(
+            d.info.mac.parse().map_err(anyhow::Error::msg)?,
+            "02:00:00:00:00:fe".parse().map_err(anyhow::Error::msg)?,
+        );
         packet.dont_fragment = true;
         RawSender::open(&d.netns, &LinkName::new(inside.clone())?)?.send(&packet.frame())?;
         let expected = if family == 4 { (3, 4) } else { (2, 0) };
         eventually(WAIT, || {
-            let error = seen.frames().iter().filter_map(Frame::parsed).find(|p| p.icmp == expected).ok_or(format!("no answer, IPv{family}"))?;
+            let error = seen
+                .frames()
+                .iter()
+                .filter_map(Frame::parsed)
+                .find(|p| p.icmp == expected)
+                .ok_or(format!("no answer, IPv{family}"))?;
             let [_, _, high, low] = error.icmp_rest;
             let mtu = u16::from_be_bytes([high, low]);
             if (1280..=1450).contains(&mtu) { Ok(()) } else { Err(format!("MTU {mtu}")) }

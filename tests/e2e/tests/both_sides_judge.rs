@@ -19,8 +19,15 @@ fn two(lab: &Lab, second: &str) -> Document {
 
 /// A may send to B; B lets nobody in: no byte reaches B, on the first try or the hundredth.
 fn a_allowed_egress_is_not_an_allowed_ingress(forwarding: &str) -> Result<()> {
-    let lab = Lab::builder().nodes(1).netfilter(if forwarding == "stack" { flowloom_testkit::Netfilter::Open } else { flowloom_testkit::Netfilter::ForwardDrop })
-        .config(&format!("forwarding: {forwarding}")).start()?;
+    let lab = Lab::builder()
+        .nodes(1)
+        .netfilter(if forwarding == "stack" {
+            flowloom_testkit::Netfilter::Open
+        } else {
+            flowloom_testkit::Netfilter::ForwardDrop
+        })
+        .config(&format!("forwarding: {forwarding}"))
+        .start()?;
     let document = two(&lab, "n1").with("security_groups", json!([
         {"vpc": "default", "name": "a", "rules": [{"id": "out", "priority": 1, "direction": "egress", "action": "allow"}]},
         {"vpc": "default", "name": "b", "default_deny_egress": false, "rules": [{"id": "in", "priority": 1, "direction": "ingress", "action": "drop"}]},
@@ -84,17 +91,36 @@ fn a_one_way_stream_stops_when_its_rule_or_label_goes() -> Result<()> {
             let receiver = UdpReceiver::start(&b.netns, to)?;
             let interval = Duration::from_micros(500);
             let sender = UdpSender::start(&a.netns, None, to, interval, 1, 64)?;
-            eventually(Duration::from_secs(10), || if receiver.count() > 50 { Ok(()) } else { Err(receiver.count()) });
+            eventually(Duration::from_secs(10), || {
+                if receiver.count() > 50 { Ok(()) } else { Err(receiver.count()) }
+            });
             lab.apply(revoked)?;
             // Numbers from here on are sent after the change was said to be in force.
             let border = sender.sent() + 1;
-            eventually(Duration::from_secs(10), || if sender.sent() > border + 500 { Ok(()) } else { Err(sender.sent()) });
+            eventually(Duration::from_secs(10), || {
+                if sender.sent() > border + 500 { Ok(()) } else { Err(sender.sent()) }
+            });
             drop(sender);
-            let late: Vec<_> = receiver.arrivals().iter().filter(|f| f.mark == 1 && f.number >= border).map(|f| f.number).collect();
-            assert!(late.is_empty(), "{} datagrams passed after the change was in force ({second}): {late:?}", late.len());
+            let late: Vec<_> = receiver
+                .arrivals()
+                .iter()
+                .filter(|f| f.mark == 1 && f.number >= border)
+                .map(|f| f.number)
+                .collect();
+            assert!(
+                late.is_empty(),
+                "{} datagrams passed after the change was in force ({second}): {late:?}",
+                late.len()
+            );
             lab.apply(&allowed)?;
             let again = UdpSender::start(&a.netns, None, to, interval, 2, 64)?;
-            eventually(Duration::from_secs(10), || if receiver.arrivals().iter().any(|f| f.mark == 2) { Ok(()) } else { Err("nothing passes again") });
+            eventually(Duration::from_secs(10), || {
+                if receiver.arrivals().iter().any(|f| f.mark == 2) {
+                    Ok(())
+                } else {
+                    Err("nothing passes again")
+                }
+            });
             drop(again);
         }
     }

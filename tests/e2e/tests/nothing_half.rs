@@ -108,17 +108,25 @@ fn no_mixture_of_two_policies_is_ever_in_force() -> Result<()> {
         // Everything that was sent has arrived once the last of each kind has.
         eventually(WAIT, || {
             let missing = a.missing(1, tried[0]).len() + a.missing(3, new).len();
-            if missing == 0 { Ok(()) } else { Err(format!("{missing} of {} datagrams to A were lost", tried[0] + new)) }
+            if missing == 0 {
+                Ok(())
+            } else {
+                Err(format!("{missing} of {} datagrams to A were lost", tried[0] + new))
+            }
         });
         assert_eq!(b.count() as u64 + b.foreign(), 0, "datagrams came through to B");
-        println!("sender on {sender}: {swaps} swaps, {} probes, none lost to A, none through to B", tried[0] + tried[1] + 2 * new);
+        println!(
+            "sender on {sender}: {swaps} swaps, {} probes, none lost to A, none through to B",
+            tried[0] + tried[1] + 2 * new
+        );
     }
     Ok(())
 }
 
 #[test]
 fn labels_and_cidrs_coming_and_going_never_flip_what_both_sides_agree_on() -> Result<()> {
-    let changes: usize = std::env::var("FLOWLOOM_TEST_SWAPS").ok().and_then(|s| s.parse().ok()).unwrap_or(120);
+    let changes: usize =
+        std::env::var("FLOWLOOM_TEST_SWAPS").ok().and_then(|s| s.parse().ok()).unwrap_or(120);
     let lab = Lab::builder().start()?;
     // The sender's label changes and rules name ever new CIDRs around it; A stays allowed for both labels, B denied for both.
     let world = |i: usize| {

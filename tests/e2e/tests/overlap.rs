@@ -7,12 +7,14 @@ use anyhow::{Context, Result};
 use flowloom_api::v1::ConntrackFilter;
 use flowloom_netlink::{LinkName, Mac};
 use flowloom_testkit::{
-    Capture, EchoServer, Frame, Mode, Outcome, Packet, Probe, RawSender, TcpFlow, TcpServer, UdpReceiver, UdpSender, eventually, icmp, vxlan,
+    Capture, EchoServer, Frame, Mode, Outcome, Packet, Probe, RawSender, TcpFlow, TcpServer, UdpReceiver,
+    UdpSender, eventually, icmp, vxlan,
 };
 use flowloom_tests_e2e::{Document, Lab, Workload};
 use serde_json::{Value, json};
 
-const TENANTS: [(&str, u64); 2] = [("red", u64::from_be_bytes(*b"REDREDRE")), ("blue", u64::from_be_bytes(*b"BLUEBLUE"))];
+const TENANTS: [(&str, u64); 2] =
+    [("red", u64::from_be_bytes(*b"REDREDRE")), ("blue", u64::from_be_bytes(*b"BLUEBLUE"))];
 /// Allowed in red, denied in blue; and the other way round.
 const PORTS: [u16; 2] = [7000, 7001];
 const WAIT: Duration = Duration::from_secs(10);
@@ -76,8 +78,21 @@ fn a_capture_in_red_holds_no_blue_payload_and_the_tables_are_disjoint() -> Resul
                     let to = SocketAddr::new(target.ip(family)?, *port);
                     receivers.push((*vpc, *mark, to, UdpReceiver::start(&target.netns, to)?));
                     // Source ports are equal in both tenants too.
-                    let from = SocketAddr::new(a.ip(family)?, 40_000 + i as u16 + u16::from(family) * 10 + u16::from(target.info.endpoint.name == "c") * 100);
-                    senders.push(UdpSender::start(&a.netns, Some(from), to, Duration::from_millis(1), *mark, 200)?);
+                    let from = SocketAddr::new(
+                        a.ip(family)?,
+                        40_000
+                            + i as u16
+                            + u16::from(family) * 10
+                            + u16::from(target.info.endpoint.name == "c") * 100,
+                    );
+                    senders.push(UdpSender::start(
+                        &a.netns,
+                        Some(from),
+                        to,
+                        Duration::from_millis(1),
+                        *mark,
+                        200,
+                    )?);
                 }
             }
         }
@@ -98,12 +113,20 @@ fn a_capture_in_red_holds_no_blue_payload_and_the_tables_are_disjoint() -> Resul
     }
     for agent in &lab.agents {
         for (i, (vpc, _)) in TENANTS.iter().enumerate() {
-            let list = agent.client().conntrack(&ConntrackFilter { vpc: Some((*vpc).to_owned()), ..ConntrackFilter::default() })?;
+            let list = agent
+                .client()
+                .conntrack(&ConntrackFilter { vpc: Some((*vpc).to_owned()), ..ConntrackFilter::default() })?;
             assert!(!list.connections.is_empty(), "{} has no connection of {vpc}", agent.name);
             for connection in &list.connections {
                 assert_eq!(connection.vpc.name, *vpc);
-                let denied = [&connection.egress, &connection.ingress].into_iter().flatten().any(|j| j.verdict != flowloom_api::v1::Verdict::Allow);
-                assert!(denied || connection.dst_port == PORTS[i] || agent.name == "n1", "{vpc} tracks {connection:?}");
+                let denied = [&connection.egress, &connection.ingress]
+                    .into_iter()
+                    .flatten()
+                    .any(|j| j.verdict != flowloom_api::v1::Verdict::Allow);
+                assert!(
+                    denied || connection.dst_port == PORTS[i] || agent.name == "n1",
+                    "{vpc} tracks {connection:?}"
+                );
             }
         }
     }
@@ -127,7 +150,8 @@ fn interleaved_fragments_with_equal_ids_keep_to_their_tenant() -> Result<()> {
                     payload.extend((0..200).flat_map(|_| mark.to_be_bytes()));
                     let gateway: Mac = "02:00:00:00:00:fe".parse().map_err(anyhow::Error::msg)?;
                     let own: Mac = from.info.mac.parse().map_err(anyhow::Error::msg)?;
-                    let mut packet = Packet::udp(SocketAddr::new(from.ip(family)?, 41_000), at, &payload).macs(own, gateway);
+                    let mut packet = Packet::udp(SocketAddr::new(from.ip(family)?, 41_000), at, &payload)
+                        .macs(own, gateway);
                     packet.id = 0x77;
                     let sender = RawSender::open(&from.netns, &link(&from)?)?;
                     streams.push((sender, packet.fragments(400)));
@@ -148,13 +172,27 @@ fn interleaved_fragments_with_equal_ids_keep_to_their_tenant() -> Result<()> {
         }
         for (i, port, mark, receiver) in &receivers {
             if *port == PORTS[*i] {
-                eventually(WAIT, || if receiver.count() > 0 { Ok(()) } else { Err(format!("{node}: no datagram at {port} of {}", TENANTS[*i].0)) });
-                assert!(receiver.arrivals().iter().all(|f| f.mark == *mark), "{node}: a datagram of the other tenant");
+                eventually(WAIT, || {
+                    if receiver.count() > 0 {
+                        Ok(())
+                    } else {
+                        Err(format!("{node}: no datagram at {port} of {}", TENANTS[*i].0))
+                    }
+                });
+                assert!(
+                    receiver.arrivals().iter().all(|f| f.mark == *mark),
+                    "{node}: a datagram of the other tenant"
+                );
             }
         }
         for (i, port, _, receiver) in &receivers {
             if *port != PORTS[*i] {
-                assert_eq!(receiver.count() as u64 + receiver.foreign(), 0, "{node}: {} got a denied datagram", TENANTS[*i].0);
+                assert_eq!(
+                    receiver.count() as u64 + receiver.foreign(),
+                    0,
+                    "{node}: {} got a denied datagram",
+                    TENANTS[*i].0
+                );
             }
         }
     }
@@ -182,10 +220,25 @@ fn an_icmp_error_that_quotes_the_other_tenants_flow_dies() -> Result<()> {
             RawSender::open(&other.netns, &link(other)?)?.send(&error.frame())?;
             // A second packet that is allowed (an echo's answer would need a rule; a datagram to the open port does not) says when the first one has passed or died.
             let open = if name == "red" { PORTS[0] } else { PORTS[1] };
-            let marker = Packet::udp(SocketAddr::new(other.ip(4)?, 42_001), SocketAddr::new(a.ip(4)?, open), b"after the error").macs(own, gateway);
+            let marker = Packet::udp(
+                SocketAddr::new(other.ip(4)?, 42_001),
+                SocketAddr::new(a.ip(4)?, open),
+                b"after the error",
+            )
+            .macs(own, gateway);
             RawSender::open(&other.netns, &link(other)?)?.send(&marker.frame())?;
-            eventually(WAIT, || if seen.frames().iter().any(|f| f.contains(b"after the error")) { Ok(()) } else { Err(format!("{name}: the marker did not arrive")) });
-            let arrived = seen.stop()?.iter().filter_map(Frame::parsed).any(|p| p.protocol == 1 && p.icmp == (3, 3) && p.source == other.info.ips[0]);
+            eventually(WAIT, || {
+                if seen.frames().iter().any(|f| f.contains(b"after the error")) {
+                    Ok(())
+                } else {
+                    Err(format!("{name}: the marker did not arrive"))
+                }
+            });
+            let arrived = seen
+                .stop()?
+                .iter()
+                .filter_map(Frame::parsed)
+                .any(|p| p.protocol == 1 && p.icmp == (3, 3) && p.source == other.info.ips[0]);
             assert_eq!(arrived, passes, "{name}, {target}");
         }
     }
@@ -194,7 +247,10 @@ fn an_icmp_error_that_quotes_the_other_tenants_flow_dies() -> Result<()> {
 
 #[test]
 fn a_workload_cannot_speak_vxlan_to_a_node() -> Result<()> {
-    let lab = Lab::builder().config("masquerade: {enabled: true}").netfilter(flowloom_testkit::Netfilter::Open).start()?;
+    let lab = Lab::builder()
+        .config("masquerade: {enabled: true}")
+        .netfilter(flowloom_testkit::Netfilter::Open)
+        .start()?;
     let mut document = document(&lab, &[0, 1]);
     for (kind, objects) in tenant("default", 7002).into_iter().filter(|(kind, _)| *kind != "vpcs") {
         document.add(kind, objects);
@@ -206,10 +262,19 @@ fn a_workload_cannot_speak_vxlan_to_a_node() -> Result<()> {
     let inside = capture(&victim)?;
     for attacker in ["red/a", "default/a"] {
         let attacker = lab.workload(attacker)?;
-        let inner = Packet::udp(SocketAddr::new("10.1.0.10".parse::<IpAddr>()?, 9), SocketAddr::new(victim.ip(4)?, PORTS[1]), b"forged by a workload");
+        let inner = Packet::udp(
+            SocketAddr::new("10.1.0.10".parse::<IpAddr>()?, 9),
+            SocketAddr::new(victim.ip(4)?, PORTS[1]),
+            b"forged by a workload",
+        );
         for node in [0, 1] {
             let from = SocketAddr::new(attacker.ip(4)?, 50_000);
-            let outer = vxlan::encapsulate(from, SocketAddr::new(lab.node(node).ip4.into(), 4789), vni, &inner.frame());
+            let outer = vxlan::encapsulate(
+                from,
+                SocketAddr::new(lab.node(node).ip4.into(), 4789),
+                vni,
+                &inner.frame(),
+            );
             let own: Mac = attacker.info.mac.parse().map_err(anyhow::Error::msg)?;
             let outer = outer.macs(own, "02:00:00:00:00:fe".parse().map_err(anyhow::Error::msg)?);
             RawSender::open(&attacker.netns, &link(&attacker)?)?.send(&outer.frame())?;
@@ -252,7 +317,9 @@ fn a_vpc_deleted_and_made_again_under_load_touches_no_other() -> Result<()> {
         let to = SocketAddr::new(c.ip(4)?, PORTS[1]);
         let receiver = UdpReceiver::start(&c.netns, to)?;
         let sender = UdpSender::start(&a.netns, None, to, Duration::from_micros(300), TENANTS[1].1, 100)?;
-        eventually(WAIT, || if receiver.count() > 20 { Ok(()) } else { Err(format!("round {round}: blue is silent")) });
+        eventually(WAIT, || {
+            if receiver.count() > 20 { Ok(()) } else { Err(format!("round {round}: blue is silent")) }
+        });
         lab.apply(&red_only)?;
         drop(sender);
         drop(receiver);

@@ -49,7 +49,10 @@ fn rows() -> Vec<Row> {
     let group = |name: &str, tier: u8, rules: Vec<Value>| json!({"name": name, "tier": tier, "rules": rules});
     let ports = |protocol: &str, from: u16, to: u16| json!({"protocol": protocol, "ports": [{"from": from, "to": to}]});
     let each = |id: &str, priority: u16, action: &str, from: u16, to: u16| -> Vec<Value> {
-        ["tcp", "udp", "sctp"].iter().map(|p| rule(&format!("{id}-{p}"), priority, action, ports(p, from, to))).collect()
+        ["tcp", "udp", "sctp"]
+            .iter()
+            .map(|p| rule(&format!("{id}-{p}"), priority, action, ports(p, from, to)))
+            .collect()
     };
     let any = |_: Proto, _: u16| Allow;
     let none = |_: Proto, _: u16| Drop;
@@ -57,13 +60,29 @@ fn rows() -> Vec<Row> {
         Row {
             name: "priority-beats-specificity",
             default_policy: "allow",
-            groups: json!([group("g", 1, [pair("wide", 100, "allow", "10.0.0.0/8", "fd00::/16"), pair("narrow", 200, "drop", "10.1.2.3/32", "fd00:1:2::3/128")].concat())]),
+            groups: json!([group(
+                "g",
+                1,
+                [
+                    pair("wide", 100, "allow", "10.0.0.0/8", "fd00::/16"),
+                    pair("narrow", 200, "drop", "10.1.2.3/32", "fd00:1:2::3/128")
+                ]
+                .concat()
+            )]),
             expected: any,
         },
         Row {
             name: "deny-first-at-equal-priority",
             default_policy: "allow",
-            groups: json!([group("g", 1, [pair("narrow", 100, "allow", "10.1.2.3/32", "fd00:1:2::3/128"), pair("wide", 100, "drop", "10.0.0.0/8", "fd00::/16")].concat())]),
+            groups: json!([group(
+                "g",
+                1,
+                [
+                    pair("narrow", 100, "allow", "10.1.2.3/32", "fd00:1:2::3/128"),
+                    pair("wide", 100, "drop", "10.0.0.0/8", "fd00::/16")
+                ]
+                .concat()
+            )]),
             expected: none,
         },
         Row {
@@ -78,18 +97,36 @@ fn rows() -> Vec<Row> {
         Row {
             name: "a-hole-in-a-port-range",
             default_policy: "allow",
-            groups: json!([group("g", 1, [each("hole", 100, "drop", 443, 443), each("range", 200, "allow", 80, 444)].concat())]),
-            expected: |proto, port| if proto != Proto::Icmp && (80..=444).contains(&port) && port != 443 { Allow } else { Drop },
+            groups: json!([group(
+                "g",
+                1,
+                [each("hole", 100, "drop", 443, 443), each("range", 200, "allow", 80, 444)].concat()
+            )]),
+            expected: |proto, port| {
+                if proto != Proto::Icmp && (80..=444).contains(&port) && port != 443 { Allow } else { Drop }
+            },
         },
         Row {
             name: "a-protocol-out-of-any",
             default_policy: "allow",
-            groups: json!([group("g", 1, vec![rule("any", 100, "allow", json!({})), rule("tcp", 50, "drop", json!({"protocol": "tcp"}))])]),
+            groups: json!([group(
+                "g",
+                1,
+                vec![
+                    rule("any", 100, "allow", json!({})),
+                    rule("tcp", 50, "drop", json!({"protocol": "tcp"}))
+                ]
+            )]),
             expected: |proto, _| if proto == Proto::Tcp { Drop } else { Allow },
         },
         Row { name: "no-group-is-open", default_policy: "allow", groups: json!([]), expected: any },
         Row { name: "no-group-in-a-closed-vpc", default_policy: "deny", groups: json!([]), expected: none },
-        Row { name: "a-group-without-a-rule-is-closed", default_policy: "allow", groups: json!([group("g", 1, vec![])]), expected: none },
+        Row {
+            name: "a-group-without-a-rule-is-closed",
+            default_policy: "allow",
+            groups: json!([group("g", 1, vec![])]),
+            expected: none,
+        },
         Row {
             name: "isolation-switched-off",
             default_policy: "allow",
@@ -111,15 +148,17 @@ fn document(lab: &Lab, rows: &[Row]) -> Document {
         let vpc = row.name;
         document.add("vpcs", json!({"name": vpc, "default_policy": row.default_policy}));
         document.add("subnets", json!({"vpc": vpc, "name": "app", "cidrs": ["10.1.0.0/16", "fd00:1::/32"]}));
-        let names: Vec<&str> = row.groups.as_array().into_iter().flatten().filter_map(|g| g["name"].as_str()).collect();
-        let endpoint = |name: &str, node: &str, ips: [&str; 2], groups: &[&str]| {
-            json!({"vpc": vpc, "name": name, "subnet": "app", "node": node, "ips": ips, "security_groups": groups})
-        };
-        document.add("endpoints", json!([
-            endpoint("target", "n1", ["10.1.0.10", "fd00:1::10"], &names),
-            endpoint("near", "n1", ["10.1.2.4", "fd00:1:2::4"], &[]),
-            endpoint("peer", "n2", [PEER4, PEER6], &[]),
-        ]));
+        let names: Vec<&str> =
+            row.groups.as_array().into_iter().flatten().filter_map(|g| g["name"].as_str()).collect();
+        let endpoint = |name: &str, node: &str, ips: [&str; 2], groups: &[&str]| json!({"vpc": vpc, "name": name, "subnet": "app", "node": node, "ips": ips, "security_groups": groups});
+        document.add(
+            "endpoints",
+            json!([
+                endpoint("target", "n1", ["10.1.0.10", "fd00:1::10"], &names),
+                endpoint("near", "n1", ["10.1.2.4", "fd00:1:2::4"], &[]),
+                endpoint("peer", "n2", [PEER4, PEER6], &[]),
+            ]),
+        );
         for group in row.groups.as_array().into_iter().flatten() {
             let mut group = group.clone();
             group["vpc"] = json!(vpc);
@@ -177,7 +216,10 @@ fn every_row_holds_for_both_families_and_every_protocol() -> Result<()> {
                 Drop => outcome == Outcome::TimedOut,
             };
             if !right {
-                faults.push(format!("{}: IPv{family} {proto:?} {port}: {outcome:?}, expected {expected:?}", row.name));
+                faults.push(format!(
+                    "{}: IPv{family} {proto:?} {port}: {outcome:?}, expected {expected:?}",
+                    row.name
+                ));
             }
             packets += 1;
         }
@@ -190,16 +232,25 @@ fn every_row_holds_for_both_families_and_every_protocol() -> Result<()> {
 #[test]
 fn the_rule_for_an_address_does_not_reach_its_neighbour() -> Result<()> {
     // The sibling of a row: 10.1.2.4 is next to the peer and on the target's own node.
-    let rows: Vec<Row> = rows().into_iter().filter(|r| r.name == "deny-first-at-equal-priority" || r.name == "tier-beats-priority").collect();
+    let rows: Vec<Row> = rows()
+        .into_iter()
+        .filter(|r| r.name == "deny-first-at-equal-priority" || r.name == "tier-beats-priority")
+        .collect();
     let lab = Lab::builder().nodes(1).start()?;
     let mut document = document(&lab, &rows);
     for row in &rows {
         document.remove("endpoints", row.name, "peer")?;
     }
-    document.rules("deny-first-at-equal-priority", "g")?.push(rule("neighbour", 50, "allow", json!({"remote_cidr": "10.1.2.4/32"})));
+    document.rules("deny-first-at-equal-priority", "g")?.push(rule(
+        "neighbour",
+        50,
+        "allow",
+        json!({"remote_cidr": "10.1.2.4/32"}),
+    ));
     document.take_rule("tier-beats-priority/platform/all-6")?;
     lab.apply(&document)?;
-    for (vpc, v4, v6) in [("deny-first-at-equal-priority", true, false), ("tier-beats-priority", true, false)] {
+    for (vpc, v4, v6) in [("deny-first-at-equal-priority", true, false), ("tier-beats-priority", true, false)]
+    {
         let (target, near) = (lab.workload(&format!("{vpc}/target"))?, lab.workload(&format!("{vpc}/near"))?);
         let _servers = serve(&target)?;
         for (family, allowed) in [(4, v4), (6, v6)] {

@@ -60,15 +60,14 @@ fn document(lab: &Lab) -> Document {
         json!({"vpc": vpc, "name": name, "subnet": "app", "node": node, "ips": [format!("10.1.0.{host}"), format!("fd10:1::{host}")],
                "security_groups": groups, "labels": {"role": role}})
     };
-    let tcp = |id: &str, priority: u16, direction: &str, from: u16, to: u16, action: &str| {
-        json!({"id": id, "priority": priority, "direction": direction, "protocol": "tcp", "ports": [{"from": from, "to": to}], "action": action})
-    };
+    let tcp = |id: &str, priority: u16, direction: &str, from: u16, to: u16, action: &str| json!({"id": id, "priority": priority, "direction": direction, "protocol": "tcp", "ports": [{"from": from, "to": to}], "action": action});
     let with = |mut rule: serde_json::Value, key: &str, value: serde_json::Value| {
         rule[key] = value;
         rule
     };
     let subnet = |vpc: &str| json!({"vpc": vpc, "name": "app", "cidrs": ["10.1.0.0/24", "fd10:1::/64"]});
-    let open_egress = |id: &str| json!({"id": id, "priority": 16000, "direction": "egress", "action": "allow"});
+    let open_egress =
+        |id: &str| json!({"id": id, "priority": 16000, "direction": "egress", "action": "allow"});
     lab.empty_document()
         .with("vpcs", json!([{"name": "red"}, {"name": "blue"}]))
         .with("subnets", json!([subnet("red"), subnet("blue")]))
@@ -133,7 +132,9 @@ impl Seen {
     fn rule(&self) -> Option<String> {
         let sides = [&self.explained.egress, &self.explained.ingress];
         let denying = sides.iter().filter_map(|s| s.as_ref()).find(|j| j.verdict != Verdict::Allow);
-        let named = |j: &&flowloom_api::v1::Judgement| j.rule.as_ref().is_some_and(|r| !r.name.is_empty() && r.number != 0);
+        let named = |j: &&flowloom_api::v1::Judgement| {
+            j.rule.as_ref().is_some_and(|r| !r.name.is_empty() && r.number != 0)
+        };
         let deciding = denying.or_else(|| sides.iter().rev().filter_map(|s| s.as_ref()).find(named))?;
         deciding.rule.as_ref().map(|r| r.name.clone())
     }
@@ -159,7 +160,10 @@ impl Demo {
             let target = &demo.workloads[row.to];
             let address = SocketAddr::new(target.ip(row.family)?, row.port);
             if !demo.servers.contains_key(&(row.to.to_owned(), address)) {
-                demo.servers.insert((row.to.to_owned(), address), TcpServer::start(&target.netns, address, Mode::Echo)?);
+                demo.servers.insert(
+                    (row.to.to_owned(), address),
+                    TcpServer::start(&target.netns, address, Mode::Echo)?,
+                );
             }
         }
         Ok(demo)
@@ -167,7 +171,9 @@ impl Demo {
 
     fn measure(&self, row: &Row) -> Result<Seen> {
         let address = SocketAddr::new(self.workloads[row.to].ip(row.family)?, row.port);
-        let accepted = |demo: &Self| -> BTreeMap<_, u64> { demo.servers.iter().map(|(k, s)| (k.clone(), s.accepted())).collect() };
+        let accepted = |demo: &Self| -> BTreeMap<_, u64> {
+            demo.servers.iter().map(|(k, s)| (k.clone(), s.accepted())).collect()
+        };
         let before = accepted(self);
         let start = Instant::now();
         let reached = self.workloads[row.from].reach_tcp(address, PATIENCE)?;
@@ -219,11 +225,21 @@ fn run(args: &Args) -> Result<bool> {
     );
     let mut table = Table::new();
     table.load_style(UTF8_HORIZONTAL_ONLY);
-    table.set_header(["from", "to", "what it shows", "measured", "explain", "deciding rule", "without the rule"]);
+    table.set_header([
+        "from",
+        "to",
+        "what it shows",
+        "measured",
+        "explain",
+        "deciding rule",
+        "without the rule",
+    ]);
     let mut good = true;
     for row in ROWS {
         let seen = demo.measure(row)?;
-        let rule = seen.rule().with_context(|| format!("{} to {}:{} was decided by no rule", row.from, row.to, row.port))?;
+        let rule = seen
+            .rule()
+            .with_context(|| format!("{} to {}:{} was decided by no rule", row.from, row.to, row.port))?;
         let mut document = document(&demo.lab);
         document.take_rule(&rule)?;
         demo.lab.apply(&document)?;
@@ -232,7 +248,11 @@ fn run(args: &Args) -> Result<bool> {
         let flipped = (seen.reached == Reached::Yes) != (without.reached == Reached::Yes);
         let agree = seen.agrees() && without.agrees();
         good &= flipped && agree;
-        let measured = if seen.reached == Reached::Silence { "silence".to_owned() } else { format!("{} ({} us)", seen.reached.word(), seen.micros) };
+        let measured = if seen.reached == Reached::Silence {
+            "silence".to_owned()
+        } else {
+            format!("{} ({} us)", seen.reached.word(), seen.micros)
+        };
         table.add_row([
             row.from.to_owned(),
             format!("{} tcp/{} v{}", row.to, row.port, row.family),
@@ -247,7 +267,11 @@ fn run(args: &Args) -> Result<bool> {
     let mut line = String::new();
     good &= demo.revoked(&mut line)?;
     println!("{line}\n");
-    println!("{} in {:.1} s", if good { "every row as explained, every row flips" } else { "SOMETHING IS WRONG" }, begin.elapsed().as_secs_f32());
+    println!(
+        "{} in {:.1} s",
+        if good { "every row as explained, every row flips" } else { "SOMETHING IS WRONG" },
+        begin.elapsed().as_secs_f32()
+    );
     if args.keep {
         look_around(&demo)?;
     }
