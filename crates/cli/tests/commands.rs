@@ -358,7 +358,7 @@ fn trace_names_each_step_and_answers_by_exit_code() {
                 "src": "10.0.0.5", "dst": "10.0.0.9", "duration_ns": 900,
                 "steps": [
                     {"step": "device", "text": "fl7 belongs to red/web-1", "numbers": [12, 7, 0]},
-                    {"step": "egress", "text": "policy of red/web-1", "verdict": verdict, "rule": named("red/front/no-db", 5), "numbers": [2, 5, 301]},
+                    {"step": "egress", "text": format!("egress policy: {verdict} by red/front/no-db"), "verdict": verdict, "rule": named("red/front/no-db", 5), "numbers": [2, 5, 301]},
                 ],
             }))
         });
@@ -366,7 +366,7 @@ fn trace_names_each_step_and_answers_by_exit_code() {
         assert_eq!(ran.code, code);
         assert!(ran.out.contains("  1  device  fl7 belongs to red/web-1\n"), "{}", ran.out);
         assert!(
-            ran.out.contains(&format!("  2  egress  policy of red/web-1  {verdict} by red/front/no-db\n")),
+            ran.out.contains(&format!("  2  egress  egress policy: {verdict} by red/front/no-db\n")),
             "{}",
             ran.out
         );
@@ -388,7 +388,7 @@ fn observe_shows_names_and_passes_its_filters_on() {
     assert_eq!(
         out,
         "\
-05:44:29.012 allow  red        web-1 [fd00::5]:40000 -> [fd00::9]:5432 tcp[S] egress new connection by red/front/no-db
+05:44:29.012 allow  red        web-1 [fd00::5]:40000 -> [fd00::9]:5432 tcp[S] egress decided by red/front/no-db
 05:44:29.012 drop   red        web-1 [fd00::5]:40000 -> [fd00::9]:5432 tcp[S] egress PolicyEgress by red/front/no-db
 -- 4 events lost: this reader is too slow
 "
@@ -403,6 +403,23 @@ fn observe_shows_names_and_passes_its_filters_on() {
     assert!(asked("observe -o wide").0.contains("(3 not reported)"));
     let (_, request) = asked("observe --endpoint red/web-1");
     assert_eq!(request.query, "vpc=red&endpoint=web-1");
+}
+
+// A device nobody owns was shown as packets of VPC #0 between unspecified addresses.
+#[test]
+fn what_is_not_ip_or_nobodys_is_said_so_and_a_spoofer_is_named() {
+    let agent = FakeAgent::start(|_| {
+        let mut stranger = event("drop", Some("UnknownDevice"));
+        (stranger["vpc"], stranger["family"], stranger["rule"]) = (named("", 0), json!(0), Value::Null);
+        (stranger["endpoint"], stranger["src_endpoint"]) = (Value::Null, Value::Null);
+        let mut spoofed = event("drop", Some("SpoofedSource"));
+        (spoofed["src_endpoint"], spoofed["rule"]) = (Value::Null, Value::Null);
+        Reply::Lines(vec![stranger, spoofed])
+    });
+    let out = flowloom(&agent.socket(), "observe").out;
+    let lines: Vec<_> = out.lines().collect();
+    assert_eq!(lines[0], "05:44:29.012 drop   -          (not IP) egress UnknownDevice");
+    assert!(lines[1].ends_with("egress SpoofedSource at web-1"), "{}", lines[1]);
 }
 
 #[test]
