@@ -234,6 +234,57 @@ impl Lab {
         self.programs.peer(vpc, ip, full, abi::PeerRecord { identity, flags, tunnel: tunnel.into() })
     }
 
+    /// A VXLAN device on the node, with its programs; `mtu` is what fits the tunnel.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn overlay(&mut self, node: &Ns, mtu: u16) -> Result<()> {
+        let name = "flvx";
+        for argv in [
+            format!("ip link add {name} type vxlan external dstport 4789 nolearning"),
+            format!("ip link set {name} addrgenmode none mtu {mtu} arp off up"),
+        ] {
+            node.exec_ok(&argv.split(' ').collect::<Vec<_>>())?;
+        }
+        let link = node.handle()?.link(&LinkName::new(name)?)?.context("no overlay device")?;
+        self.configure(|c| {
+            c.overlay_ifindex = link.index.number();
+            c.overlay_mtu = mtu;
+        })?;
+        self.attach(node, name, "from_overlay", TcAttachType::Ingress)?;
+        self.attach(node, name, "to_overlay", TcAttachType::Egress)
+    }
+
+    /// A node of the underlay.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn node(&mut self, ip: IpAddr, flags: u32) -> Result<()> {
+        let tunnel = Addr::from(ip);
+        self.programs.put(map_name::NODES, tunnel, abi::NodeRecord { flags, pad: 0, tunnel })
+    }
+
+    /// Lets the host's stack speak with a workload of the default VPC: the gateway's addresses on the device, a route to it.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn host(&mut self, node: &Ns, w: &Workload, net: u8) -> Result<()> {
+        let device = format!("ep{}", w.id);
+        for argv in [
+            format!("ip addr replace {}/32 dev {device}", ip4(net, 1)),
+            format!("ip addr replace {}/128 dev {device} nodad", ip6(net, 1)),
+            format!("ip route add {} dev {device} src {}", w.ip4, ip4(net, 1)),
+            format!("ip -6 route add {} dev {device} src {}", w.ip6, ip6(net, 1)),
+        ] {
+            node.exec_ok(&argv.split(' ').collect::<Vec<_>>())?;
+        }
+        for ip in [IpAddr::from(ip4(net, 1)), ip6(net, 1).into()] {
+            self.local(w.record.vpc, ip, 0, abi::address_flags::GATEWAY | abi::address_flags::HOST)?;
+            self.endpoint_peer(w.record.vpc, ip, abi::identity::HOST)?;
+        }
+        Ok(())
+    }
+
     /// Attaches a program to a device of the node.
     ///
     /// # Errors
