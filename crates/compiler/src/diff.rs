@@ -66,7 +66,7 @@ fn without_strangers(old: &NodePlan, new: &NodePlan) -> Option<NodePlan> {
 }
 
 /// Two maps side by side, in the order of keys.
-fn both<'a, K: Ord, V>(
+pub(crate) fn both<'a, K: Ord, V>(
     a: &'a BTreeMap<K, V>,
     b: &'a BTreeMap<K, V>,
 ) -> impl Iterator<Item = (&'a K, Option<&'a V>, Option<&'a V>)> {

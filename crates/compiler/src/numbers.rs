@@ -8,7 +8,7 @@ use flowloom_bpf_abi::identity::FIRST_USER;
 use flowloom_model::EndpointKey;
 use serde::{Deserialize, Serialize};
 
-use crate::{EndpointId, Identity, IdentityFacts, PolicySlot, PolicySpec, RuleId, RuleRef};
+use crate::{EndpointId, Identity, IdentityFacts, NodePlan, PolicySlot, PolicySpec, RuleId, RuleRef};
 
 /// Last user identity; the numbers above are for the moments inside a change (see [`crate::diff`]).
 pub(crate) const LAST_IDENTITY: u32 = 0x7fff_ffff;
@@ -49,15 +49,6 @@ impl Default for Numbers {
             revisions: BTreeMap::new(),
         }
     }
-}
-
-/// The numbers one compilation used; what is missing here retires.
-#[derive(Debug, Default)]
-pub(crate) struct Used {
-    pub(crate) identities: BTreeSet<u32>,
-    pub(crate) slots: BTreeSet<u32>,
-    pub(crate) rules: BTreeSet<u32>,
-    pub(crate) endpoints: BTreeSet<u32>,
 }
 
 impl Numbers {
@@ -151,13 +142,14 @@ impl Numbers {
         }
     }
 
-    /// Ends a compilation: what it did not use retires, what it used is alive.
-    pub(crate) fn settle(&mut self, used: &Used) {
+    /// Ends a compilation: what the plan does not use retires, what it uses is alive.
+    pub(crate) fn settle(&mut self, plan: &NodePlan) {
         let epoch = self.epoch + 1;
-        let mut changed = self.identities.settle(&used.identities, epoch);
-        changed |= self.slots.settle(&used.slots, epoch);
-        changed |= self.rules.settle(&used.rules, epoch);
-        changed |= self.endpoints.settle(&used.endpoints, epoch);
+        let endpoints: BTreeSet<u32> = plan.endpoints.values().map(|e| e.id.0).collect();
+        let mut changed = self.identities.settle(plan.identities.keys().map(|n| n.0), epoch);
+        changed |= self.slots.settle(plan.policies.keys().map(|n| n.0), epoch);
+        changed |= self.rules.settle(plan.rules.keys().map(|n| n.0), epoch);
+        changed |= self.endpoints.settle(endpoints.into_iter(), epoch);
         if changed {
             self.epoch = epoch;
         }
@@ -276,10 +268,13 @@ impl<K: Eq + Hash> Pool<K> {
         (candidate <= to).then_some(candidate)
     }
 
-    fn settle(&mut self, used: &BTreeSet<u32>, epoch: u64) -> bool {
+    /// `used` in ascending order.
+    fn settle(&mut self, used: impl Iterator<Item = u32>, epoch: u64) -> bool {
         let mut changed = std::mem::take(&mut self.fresh);
+        let mut used = used.peekable();
         for held in self.by_number.values_mut() {
-            match (used.contains(&held.number), held.retired) {
+            while used.next_if(|n| *n < held.number).is_some() {}
+            match (used.peek() == Some(&held.number), held.retired) {
                 (true, Some(_)) => held.retired = None,
                 (false, None) => held.retired = Some(epoch),
                 _ => continue,

@@ -103,6 +103,8 @@ fn keys(selector: &Selector) -> impl Iterator<Item = String> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Prefixes {
     all: HashSet<IpNet>,
+    /// The same in order: numbers are handed out in it.
+    sorted: BTreeSet<IpNet>,
     /// Prefix lengths in use, IPv4 and IPv6.
     lengths: [BTreeSet<u8>; 2],
     pub(crate) fault: Fault,
@@ -114,11 +116,15 @@ impl Prefixes {
         for prefix in &prefixes {
             lengths[usize::from(prefix.addr().is_ipv6())].insert(prefix.prefix_len());
         }
-        Self { all: prefixes.into_iter().collect(), lengths, fault: Fault::None }
+        Self { all: prefixes.iter().copied().collect(), sorted: prefixes, lengths, fault: Fault::None }
+    }
+
+    pub(crate) fn contains(&self, prefix: &IpNet) -> bool {
+        self.all.contains(prefix)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &IpNet> {
-        self.all.iter()
+        self.sorted.iter()
     }
 
     /// Every prefix that contains all of `net`.

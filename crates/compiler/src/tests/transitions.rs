@@ -269,3 +269,29 @@ fn only_names_differ(old: &NodePlan, new: &NodePlan) -> bool {
         |plan: &NodePlan| NodePlan { rules: BTreeMap::new(), identities: BTreeMap::new(), ..plan.clone() };
     strip(old) == strip(new)
 }
+
+#[test]
+fn a_compilation_that_starts_from_the_last_one_equals_one_from_scratch() {
+    let seed = seed();
+    let node = worldgen::local_node();
+    let mut resumed = 0u64;
+    for number in 0..worlds(400) {
+        let world_seed = seed.wrapping_add(number);
+        let mut rng = Rng::new(world_seed);
+        let mut world = worldgen::world(&mut rng);
+        let mut numbers = Numbers::default();
+        let mut cache = CompilerCache::default();
+        for step in 0..6 {
+            let mut apart = numbers.clone();
+            let options = CompileOptions::default();
+            let scratch = compile(&world, &node, &mut apart);
+            let quick = compile_with(&world, &node, options, &mut numbers, &mut cache);
+            assert_eq!(quick, scratch, "FLOWLOOM_SEED={world_seed} step {step}");
+            assert_eq!(numbers, apart, "FLOWLOOM_SEED={world_seed} step {step}");
+            worldgen::mutate(&mut world, &mut rng);
+        }
+        resumed += cache.resumed();
+    }
+    println!("{resumed} compilations started from the last one");
+    assert!(resumed > worlds(100), "{resumed}");
+}

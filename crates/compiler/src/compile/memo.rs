@@ -1,0 +1,197 @@
+//! What one compilation leaves for the next, and how the next starts from it.
+//!
+//! Two cases are cheap: endpoints come, go or change while everything else stays; rules change while they ask the same of peers.
+//! Whatever else changes, and whatever is not whole (a condition, two endpoints that want one address), is compiled from the start,
+//! so the result never depends on the path that led to it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use flowloom_model::{
+    CidrGroup, CidrGroupName, Endpoint, EndpointKey, GroupName, Node, NodeName, SecurityGroup, Subnet,
+    SubnetName, Vpc, VpcName, World,
+};
+use ipnet::IpNet;
+
+use super::{Compilation, CompileOptions, Compiler, CompilerCache, SpecKey, VpcScope};
+use crate::diff::both;
+use crate::questions::{Questions, host};
+use crate::{Condition, Identity, NodePlan, Numbers, PolicySlot, VpcId};
+
+/// More changed VPCs than this are compiled from the start.
+const MOST_VPCS: usize = 8;
+
+/// Inputs and outputs of the last compilation.
+#[derive(Debug)]
+pub(super) struct Memo {
+    local: NodeName,
+    options: CompileOptions,
+    /// [`Numbers::epoch`] it ended with.
+    epoch: u64,
+    nodes: BTreeMap<NodeName, Node>,
+    vpcs: BTreeMap<VpcName, Vpc>,
+    subnets: BTreeMap<(VpcName, SubnetName), Subnet>,
+    groups: BTreeMap<(VpcName, GroupName), SecurityGroup>,
+    cidr_groups: BTreeMap<(VpcName, CidrGroupName), CidrGroup>,
+    endpoints: BTreeMap<EndpointKey, Endpoint>,
+    questions: BTreeMap<VpcId, Arc<Questions>>,
+    specs: BTreeMap<SpecKey, Option<[PolicySlot; 2]>>,
+    holders: HashMap<Identity, u32>,
+    plan: NodePlan,
+    conditions: Vec<Condition>,
+}
+
+impl Compiler<'_> {
+    /// Keeps what the next compilation can start from.
+    pub(super) fn remember(self) {
+        let world = self.world;
+        self.cache.memo = Some(Memo {
+            local: self.local.clone(),
+            options: self.options,
+            epoch: self.numbers.epoch(),
+            nodes: world.nodes.clone(),
+            vpcs: world.vpcs.clone(),
+            subnets: world.subnets.clone(),
+            groups: world.security_groups.clone(),
+            cidr_groups: world.cidr_groups.clone(),
+            endpoints: world.endpoints.clone(),
+            questions: self.questions,
+            specs: self.specs,
+            holders: self.holders,
+            plan: self.plan,
+            conditions: self.conditions,
+        });
+    }
+}
+
+/// The compilation of a world that differs little from the last one; `None` when it must start anew.
+pub(super) fn resume(
+    memo: Memo,
+    world: &World,
+    local: &NodeName,
+    options: CompileOptions,
+    numbers: &mut Numbers,
+    cache: &mut CompilerCache,
+) -> Option<Compilation> {
+    let same = memo.local == *local
+        && memo.options == options
+        && memo.epoch == numbers.epoch()
+        && memo.conditions.is_empty()
+        && memo.nodes == world.nodes
+        && memo.vpcs == world.vpcs
+        && memo.subnets == world.subnets;
+    if !same {
+        return None;
+    }
+    let new_rules = memo.groups != world.security_groups || memo.cidr_groups != world.cidr_groups;
+    if new_rules && !asks_the_same(&memo, world, cache) {
+        return None;
+    }
+    let changed: Vec<(Option<&Endpoint>, Option<&Endpoint>)> = both(&memo.endpoints, &world.endpoints)
+        .filter(|(_, before, after)| before != after)
+        .map(|(_, before, after)| (before, after))
+        .collect();
+    let touched: BTreeSet<&VpcName> =
+        changed.iter().flat_map(|(before, after)| before.iter().chain(after)).map(|e| &e.vpc).collect();
+    let ids: BTreeMap<&VpcName, VpcId> = memo.plan.vpcs.iter().map(|(id, vpc)| (&vpc.name, *id)).collect();
+    if (new_rules && !changed.is_empty())
+        || touched.len() > MOST_VPCS
+        || touched.iter().any(|vpc| !ids.contains_key(*vpc))
+    {
+        return None;
+    }
+    let mut scopes = BTreeMap::new();
+    for (name, id) in &ids {
+        if new_rules || touched.contains(*name) {
+            let vpc = world.vpcs.get(*name)?;
+            let subnets = world.subnets.values().filter(|s| s.vpc == **name).collect();
+            let groups =
+                world.security_groups.values().filter(|g| g.vpc == **name).map(|g| (&g.name, g)).collect();
+            let questions = memo.questions.get(id)?.clone();
+            scopes.insert((*name).clone(), VpcScope { id: *id, vpc, subnets, groups, questions });
+        }
+    }
+    let mut compiler = Compiler {
+        world,
+        local,
+        options,
+        numbers,
+        cache,
+        plan: memo.plan,
+        conditions: Vec::new(),
+        specs: if new_rules { BTreeMap::new() } else { memo.specs },
+        holders: memo.holders,
+        questions: memo.questions,
+    };
+    for (name, scope) in &scopes {
+        let of_vpc = |e: &&Endpoint| e.vpc == *name;
+        let gone = changed.iter().filter_map(|(before, _)| before.filter(of_vpc));
+        let freed: BTreeSet<IpNet> = gone.flat_map(|before| compiler.remove(scope, before)).collect();
+        for after in changed.iter().filter_map(|(_, after)| after.filter(of_vpc)) {
+            let places = compiler.places(scope, after)?;
+            compiler.endpoint(scope, after, &places);
+        }
+        compiler.uncover(scope, freed);
+    }
+    if new_rules {
+        compiler.reslot(&scopes)?;
+    }
+    let homeless =
+        |vpc: &VpcName| !vpc.is_default() && compiler.plan.endpoints.keys().all(|key| key.vpc != *vpc);
+    if !compiler.conditions.is_empty() || touched.iter().any(|vpc| homeless(vpc)) {
+        return None;
+    }
+    if new_rules
+        || changed
+            .iter()
+            .any(|(before, after)| [before, after].iter().any(|e| e.is_some_and(|e| e.node == *local)))
+    {
+        compiler.name_rules();
+    }
+    Some(compiler.finish())
+}
+
+/// Whether the new rules ask the same of peers, VPC by VPC.
+fn asks_the_same(memo: &Memo, world: &World, cache: &CompilerCache) -> bool {
+    memo.plan.vpcs.iter().all(|(id, vpc)| {
+        let groups = world.security_groups.values().filter(|g| g.vpc == vpc.name);
+        let mut asked =
+            Questions::new(groups, |name| world.cidr_groups.get(&(vpc.name.clone(), name.clone())));
+        asked.prefixes.fault = cache.fault;
+        memo.questions.get(id).is_some_and(|held| **held == asked)
+    })
+}
+
+impl<'a> Compiler<'a> {
+    /// Takes an endpoint out of the plan; returns the entries it had.
+    fn remove(&mut self, scope: &VpcScope<'a>, endpoint: &Endpoint) -> Vec<IpNet> {
+        self.plan.endpoints.remove(&endpoint.key());
+        let nets: Vec<IpNet> = endpoint.ips.iter().map(|ip| host(*ip)).collect();
+        nets.iter().for_each(|net| self.forget(scope.id, *net));
+        nets
+    }
+
+    /// Freed addresses that rules name, or that are a whole subnet, have an entry of their own still.
+    fn uncover(&mut self, scope: &VpcScope<'a>, freed: BTreeSet<IpNet>) {
+        for net in freed {
+            let named = scope.questions.prefixes.contains(&net)
+                || scope.subnets.iter().any(|s| s.cidrs.contains(&net));
+            if named && !self.plan.ipcache.contains_key(&(scope.id, net)) {
+                self.prefix(scope, net);
+            }
+        }
+    }
+
+    /// Slots anew for every local endpoint: the rules changed.
+    fn reslot(&mut self, scopes: &BTreeMap<VpcName, VpcScope<'a>>) -> Option<()> {
+        let keys: Vec<EndpointKey> = self.plan.endpoints.keys().cloned().collect();
+        for key in keys {
+            let endpoint = self.world.endpoints.get(&key)?;
+            let [egress_slot, ingress_slot] = self.slots(scopes.get(&key.vpc)?, endpoint)?;
+            let record = self.plan.endpoints.get_mut(&key)?;
+            record.revision = self.numbers.revision(record.id, egress_slot, ingress_slot);
+            (record.egress_slot, record.ingress_slot) = (egress_slot, ingress_slot);
+        }
+        Some(())
+    }
+}

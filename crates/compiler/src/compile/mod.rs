@@ -1,0 +1,386 @@
+//! World to plan.
+
+mod endpoint;
+mod memo;
+mod resolve;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use flowloom_bpf_abi::{identity, peer_flags};
+use flowloom_model::{
+    Endpoint, GroupName, NamedPort, Node, NodeName, SecurityGroup, Subnet, Vpc, VpcName, World,
+};
+use ipnet::IpNet;
+
+use self::memo::Memo;
+use crate::fault::{Fault, planted};
+use crate::questions::{Questions, host};
+use crate::{
+    CompiledPolicy, Condition, ConditionReason, EndpointFacts, Identity, IdentityFacts, NodeAddress,
+    NodePlan, Numbers, ObjectRef, Peer, PolicySlot, VpcId, VpcPlan, everywhere, reserved_facts,
+};
+
+/// What came out of a world.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Compilation {
+    /// What the node must hold.
+    pub plan: NodePlan,
+    /// What is not in force, and why; sorted.
+    pub conditions: Vec<Condition>,
+}
+
+/// Choices that the node's configuration makes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompileOptions {
+    /// Reach other nodes' endpoints of the default VPC by the underlay's routes instead of the tunnel.
+    pub direct_routes: bool,
+}
+
+/// What compilations remember of each other: with it, a change costs what it touches. Dropping it costs time only; one cache goes
+/// with one [`Numbers`].
+#[derive(Debug, Default)]
+pub struct CompilerCache {
+    memo: Option<Memo>,
+    #[cfg(test)]
+    resumed: u64,
+    policies: HashMap<PolicySlot, Arc<CompiledPolicy>>,
+    pub(crate) fault: Fault,
+}
+
+impl CompilerCache {
+    /// A cache whose compilations have a fault planted (tests of the tests).
+    #[cfg(any(test, feature = "oracle"))]
+    #[must_use]
+    pub fn with_fault(fault: Fault) -> Self {
+        Self { fault, ..Self::default() }
+    }
+}
+
+#[cfg(test)]
+impl CompilerCache {
+    /// How many compilations started from the last one.
+    pub(crate) fn resumed(&self) -> u64 {
+        self.resumed
+    }
+}
+
+/// Compiles with default options and nothing remembered.
+#[must_use]
+pub fn compile(world: &World, local: &NodeName, numbers: &mut Numbers) -> Compilation {
+    compile_with(world, local, CompileOptions::default(), numbers, &mut CompilerCache::default())
+}
+
+/// Compiles a world for one node. Never fails: objects that cannot be in force get a condition and are left out.
+#[must_use]
+pub fn compile_with(
+    world: &World,
+    local: &NodeName,
+    options: CompileOptions,
+    numbers: &mut Numbers,
+    cache: &mut CompilerCache,
+) -> Compilation {
+    if let Some(memo) = cache.memo.take()
+        && let Some(compilation) = memo::resume(memo, world, local, options, numbers, cache)
+    {
+        #[cfg(test)]
+        {
+            cache.resumed += 1;
+        }
+        return compilation;
+    }
+    let mut compiler = Compiler {
+        world,
+        local,
+        options,
+        numbers,
+        cache,
+        plan: NodePlan::default(),
+        conditions: Vec::new(),
+        specs: BTreeMap::new(),
+        holders: HashMap::new(),
+        questions: BTreeMap::new(),
+    };
+    compiler.nodes();
+    compiler.vpcs();
+    compiler.name_rules();
+    compiler.finish()
+}
+
+/// What two endpoints must have in common to share specs.
+type SpecKey = (VpcName, Vec<GroupName>, Vec<NamedPort>);
+
+struct Compiler<'a> {
+    world: &'a World,
+    local: &'a NodeName,
+    options: CompileOptions,
+    numbers: &'a mut Numbers,
+    cache: &'a mut CompilerCache,
+    plan: NodePlan,
+    conditions: Vec<Condition>,
+    specs: BTreeMap<SpecKey, Option<[PolicySlot; 2]>>,
+    /// How many ipcache entries name a user identity.
+    holders: HashMap<Identity, u32>,
+    /// What the rules of each VPC in the plan ask.
+    questions: BTreeMap<VpcId, Arc<Questions>>,
+}
+
+/// One VPC while it is compiled.
+struct VpcScope<'a> {
+    id: VpcId,
+    vpc: &'a Vpc,
+    subnets: Vec<&'a Subnet>,
+    groups: BTreeMap<&'a GroupName, &'a SecurityGroup>,
+    questions: Arc<Questions>,
+}
+
+impl VpcScope<'_> {
+    fn inside(&self, net: IpNet) -> bool {
+        self.subnets.iter().flat_map(|s| &s.cidrs).any(|cidr| cidr.trunc().contains(&net))
+    }
+
+    fn facts(&self, net: IpNet, endpoint: Option<EndpointFacts>, reserved: u32) -> IdentityFacts {
+        let spared = endpoint.is_some() && planted!(self.questions.prefixes.fault, CidrSparesWorkloads);
+        IdentityFacts {
+            vpc: self.vpc.name.clone(),
+            endpoint,
+            reserved,
+            // Reserved kinds are one identity each unless a rule asks where their addresses lie.
+            inside: self.inside(net) || (reserved != 0 && !self.questions.inside),
+            cidrs: if spared { Default::default() } else { self.questions.prefixes.covering(net) },
+        }
+    }
+}
+
+impl<'a> Compiler<'a> {
+    fn condition(&mut self, object: ObjectRef, reason: ConditionReason, message: impl Into<String>) {
+        self.conditions.push(Condition { object, reason, message: message.into() });
+    }
+
+    fn nodes(&mut self) {
+        let world = self.world;
+        if !world.nodes.contains_key(self.local) {
+            let message = format!("this node ({}) is not in the document: add it to nodes", self.local);
+            self.condition(
+                ObjectRef::Node { node: self.local.clone() },
+                ConditionReason::DanglingReference,
+                message,
+            );
+        }
+        for node in world.nodes.values() {
+            let Some(tunnel) = self.tunnel_of(node) else { continue };
+            for &address in &node.addresses {
+                let local = node.name == *self.local;
+                let taken = self.plan.nodes.get(&address).map(|held| held.node.clone());
+                if let Some(other) = taken {
+                    let message =
+                        format!("node {other} has the address {address}, too: give each node its own");
+                    self.condition(
+                        ObjectRef::Node { node: node.name.clone() },
+                        ConditionReason::Conflict,
+                        message,
+                    );
+                    continue;
+                }
+                self.plan.nodes.insert(address, NodeAddress { node: node.name.clone(), local, tunnel });
+            }
+        }
+    }
+
+    /// The address that tunnels between this node and another one use; the same seen from both sides: the family both list
+    /// first, else IPv4 when both have it, else IPv6.
+    fn tunnel_of(&self, node: &Node) -> Option<IpAddr> {
+        let first = node.addresses.first().copied()?;
+        let Some(own) = self.world.nodes.get(self.local).filter(|n| !n.addresses.is_empty()) else {
+            return Some(first);
+        };
+        if own.addresses.first().is_some_and(|a| a.is_ipv4() == first.is_ipv4()) {
+            return Some(first);
+        }
+        let of = |n: &Node, v4: bool| n.addresses.iter().copied().find(|a| a.is_ipv4() == v4);
+        [true, false].into_iter().find_map(|v4| of(own, v4).and(of(node, v4))).or(Some(first))
+    }
+
+    fn vpcs(&mut self) {
+        let world = self.world;
+        let mut endpoints: BTreeMap<&VpcName, Vec<&Endpoint>> = BTreeMap::new();
+        for endpoint in world.endpoints.values() {
+            endpoints.entry(&endpoint.vpc).or_default().push(endpoint);
+        }
+        let mut subnets: BTreeMap<&VpcName, Vec<&Subnet>> = BTreeMap::new();
+        for subnet in world.subnets.values() {
+            subnets.entry(&subnet.vpc).or_default().push(subnet);
+        }
+        let mut groups: BTreeMap<&VpcName, BTreeMap<&GroupName, &SecurityGroup>> = BTreeMap::new();
+        for group in world.security_groups.values() {
+            groups.entry(&group.vpc).or_default().insert(&group.name, group);
+        }
+        for (name, endpoints) in &endpoints {
+            if !world.vpcs.contains_key(*name) {
+                for endpoint in endpoints {
+                    let message = format!("vpc {name} does not exist");
+                    self.endpoint_condition(endpoint, ConditionReason::DanglingReference, message);
+                }
+            }
+        }
+        let mut numbers: BTreeMap<VpcId, &VpcName> = BTreeMap::new();
+        for vpc in world.vpcs.values() {
+            let object = || ObjectRef::Vpc { vpc: vpc.name.clone() };
+            let endpoints = endpoints.get(&vpc.name).map_or(&[][..], Vec::as_slice);
+            let Some(vni) = vpc.vni else {
+                let message = "the vpc has no vni yet: write one, or let `flowloom apply` allocate it";
+                self.condition(object(), ConditionReason::NotAllocated, message);
+                for endpoint in endpoints {
+                    let message = format!("vpc {} has no vni yet", vpc.name);
+                    self.endpoint_condition(endpoint, ConditionReason::DependencyWaits, message);
+                }
+                continue;
+            };
+            let id = VpcId(vni.number());
+            if let Some(other) = numbers.get(&id) {
+                let message = format!("vpc {other} has the vni {vni}, too: give each vpc its own");
+                self.condition(object(), ConditionReason::Conflict, message);
+                for endpoint in endpoints {
+                    let message = format!("vpc {} waits for a vni of its own", vpc.name);
+                    self.endpoint_condition(endpoint, ConditionReason::DependencyWaits, message);
+                }
+                continue;
+            }
+            numbers.insert(id, &vpc.name);
+            if !vpc.name.is_default() && endpoints.iter().all(|e| e.node != *self.local) {
+                continue;
+            }
+            let groups = groups.remove(&vpc.name).unwrap_or_default();
+            let mut questions = Questions::new(groups.values().copied(), |name| {
+                world.cidr_groups.get(&(vpc.name.clone(), name.clone()))
+            });
+            questions.prefixes.fault = self.cache.fault;
+            let subnets = subnets.remove(&vpc.name).unwrap_or_default();
+            let questions = Arc::new(questions);
+            self.questions.insert(id, questions.clone());
+            self.vpc(&VpcScope { id, vpc, subnets, groups, questions }, endpoints);
+        }
+    }
+
+    fn vpc(&mut self, scope: &VpcScope<'a>, endpoints: &[&'a Endpoint]) {
+        let gateways = scope.subnets.iter().flat_map(|s| &s.gateways).copied().collect();
+        let subnets = scope.subnets.iter().flat_map(|s| &s.cidrs).map(IpNet::trunc).collect();
+        let default = scope.vpc.name.is_default();
+        let plan = VpcPlan { name: scope.vpc.name.clone(), default, gateways, subnets };
+        self.hosts(scope, &plan);
+        for endpoint in endpoints {
+            if let Some(places) = self.places(scope, endpoint) {
+                self.endpoint(scope, endpoint, &places);
+            }
+        }
+        self.prefixes(scope, &plan);
+        self.plan.vpcs.insert(scope.id, plan);
+    }
+
+    /// World, subnets, and every prefix that rules name, where nobody has the very address.
+    fn prefixes(&mut self, scope: &VpcScope<'_>, plan: &VpcPlan) {
+        let all = everywhere().into_iter().chain(plan.subnets.iter().copied());
+        for net in all.chain(scope.questions.prefixes.iter().copied()) {
+            if !self.plan.ipcache.contains_key(&(scope.id, net)) {
+                self.prefix(scope, net);
+            }
+        }
+    }
+
+    fn prefix(&mut self, scope: &VpcScope<'_>, net: IpNet) {
+        let world = if scope.vpc.name.is_default() { peer_flags::STACK } else { 0 };
+        let flags = if scope.inside(net) { peer_flags::UNASSIGNED } else { world };
+        self.peer(scope, net, scope.facts(net, None, 0), flags, None);
+    }
+
+    /// Gateways, and in the default VPC the nodes.
+    fn hosts(&mut self, scope: &VpcScope<'_>, plan: &VpcPlan) {
+        let stack = if plan.default { peer_flags::STACK } else { 0 };
+        if plan.default {
+            let nodes: Vec<_> = self.plan.nodes.iter().map(|(ip, n)| (*ip, n.local, n.tunnel)).collect();
+            // Another node is reached the way its endpoints are: what its host asks comes that way, too.
+            let way = if self.options.direct_routes { peer_flags::DIRECT } else { 0 };
+            for (ip, local, tunnel) in nodes {
+                let (reserved, flags, tunnel) = match local {
+                    true => (identity::HOST, peer_flags::HOST | stack, None),
+                    false => {
+                        let flags = peer_flags::REMOTE_NODE | peer_flags::REMOTE | way;
+                        (identity::REMOTE_NODE, flags, Some(tunnel))
+                    }
+                };
+                self.peer(scope, host(ip), scope.facts(host(ip), None, reserved), flags, tunnel);
+            }
+        }
+        for ip in &plan.gateways {
+            let facts = scope.facts(host(*ip), None, identity::HOST);
+            self.peer(scope, host(*ip), facts, peer_flags::HOST | stack, None);
+        }
+    }
+
+    fn peer(
+        &mut self,
+        scope: &VpcScope<'_>,
+        net: IpNet,
+        facts: IdentityFacts,
+        flags: u32,
+        tunnel: Option<IpAddr>,
+    ) {
+        if let Some(identity) = self.identity(facts) {
+            self.forget(scope.id, net);
+            self.plan.ipcache.insert((scope.id, net), Peer { identity, flags, tunnel });
+        }
+    }
+
+    /// Takes an entry out of the ipcache, and its identity when it was the last to name it.
+    fn forget(&mut self, vpc: VpcId, net: IpNet) {
+        let Some(peer) = self.plan.ipcache.remove(&(vpc, net)) else { return };
+        if let Some(holders) = self.holders.get_mut(&peer.identity) {
+            *holders -= 1;
+            if *holders == 0 {
+                self.holders.remove(&peer.identity);
+                self.plan.identities.remove(&peer.identity);
+            }
+        }
+    }
+
+    /// The identity of an entry that is about to be written.
+    fn identity(&mut self, facts: IdentityFacts) -> Option<Identity> {
+        if facts.endpoint.is_none()
+            && facts.cidrs.is_empty()
+            && let Some((reserved, _)) = reserved_facts(&facts.vpc).into_iter().find(|(_, f)| *f == facts)
+        {
+            return Some(reserved);
+        }
+        let facts = Arc::new(facts);
+        let identity = self.numbers.identity(&facts)?;
+        *self.holders.entry(identity).or_insert(0) += 1;
+        self.plan.identities.entry(identity).or_insert(facts);
+        Some(identity)
+    }
+
+    /// Names of the rules of the policies in the plan, of which those that no endpoint uses go.
+    fn name_rules(&mut self) {
+        let NodePlan { policies, endpoints, rules, .. } = &mut self.plan;
+        let used: BTreeSet<PolicySlot> =
+            endpoints.values().flat_map(|e| [e.egress_slot, e.ingress_slot]).collect();
+        policies.retain(|slot, _| used.contains(slot));
+        rules.clear();
+        for rule in policies.values().flat_map(|policy| &policy.spec().rules) {
+            rules.entry(rule.id).or_insert_with(|| (*rule.name).clone());
+        }
+    }
+
+    fn finish(mut self) -> Compilation {
+        self.conditions.sort();
+        self.conditions.dedup();
+        let plan = &self.plan;
+        self.numbers.settle(plan);
+        self.cache.policies.retain(|slot, _| plan.policies.contains_key(slot));
+        self.specs
+            .retain(|_, slots| slots.is_some_and(|s| s.iter().all(|slot| plan.policies.contains_key(slot))));
+        let compilation = Compilation { plan: self.plan.clone(), conditions: self.conditions.clone() };
+        self.remember();
+        compilation
+    }
+}
