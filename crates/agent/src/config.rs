@@ -348,6 +348,9 @@ impl Config {
 
 /// Adds the nearest known key to serde's message about an unknown one.
 fn with_suggestion(message: &str) -> String {
+    // The parser's picture of the place follows; line and column say enough.
+    let message = message.lines().next().unwrap_or_default();
+    let message = message.strip_prefix("error: ").unwrap_or(message);
     let Some((_, rest)) = message.split_once("unknown field") else { return message.to_owned() };
     let (unknown, expected) = rest.split_once(", expected").unwrap_or((rest, ""));
     let unknown = unknown.trim().trim_matches('`');

@@ -96,7 +96,8 @@ pub(crate) fn routes(
     };
     for subnet in default_subnets(world) {
         for cidr in &subnet.cidrs {
-            let source = subnet.gateways.iter().find(|g| same_family(g, &cidr.addr())).copied();
+            // A node's own address is what the other node's programs accept from its host, and answers come back for it.
+            let source = node_address(&config.node, &cidr.addr());
             let via = match config.routes {
                 Routes::Vxlan => Via::Overlay,
                 Routes::Direct => subnet

@@ -47,7 +47,11 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         println!("{}: good", arguments.config.display());
         return Ok(());
     }
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_writer(std::io::stderr)
+        .init();
     match arguments.command {
         Some(Command::Uninstall) => agent::remove(&config),
         None => agent::run(config),

@@ -282,7 +282,9 @@ impl Core {
     /// Programs on the device; from here on nothing passes before the endpoint's record is written.
     pub(crate) fn attach(&mut self, plan: &EndpointPlan, spec: WireSpec) -> Result<(), String> {
         let device = self.plane.attach_endpoint(plan.id, spec.wire.device()).map_err(|e| e.to_string())?;
+        let raised = self.wiring.raise(device.ifindex);
         self.attached.insert(plan.key.clone(), device);
+        raised.map_err(|e| e.to_string())?;
         self.wired_as.insert(plan.key.clone(), (plan.id, spec));
         Ok(())
     }

@@ -7,10 +7,10 @@ use flowloom_api::v1::{self, ApiError, ErrorCode};
 use flowloom_compiler::{Identity, Party};
 use flowloom_datapath::packet::{Frame, Transport};
 use flowloom_datapath::trace::{Action, Answer, Step, Tracked};
-use flowloom_datapath::{Hook, TraceRequest};
+use flowloom_datapath::{Hook, TraceRequest, View};
 use flowloom_model::{EndpointKey, Family, Mac, VpcName};
 
-use crate::core::Core;
+use crate::core::{Core, Handle};
 use crate::names;
 use crate::views::kernel;
 
@@ -23,10 +23,47 @@ fn invalid(message: impl std::fmt::Display) -> ApiError {
     ApiError::new(ErrorCode::InvalidRequest, message.to_string())
 }
 
+/// A packet to trace, with what its report needs.
+struct Prepared {
+    view: View,
+    traced: TraceRequest,
+    packet: String,
+    src: IpAddr,
+    dst: IpAddr,
+}
+
+/// Answers `POST /v1/trace`. The run is outside the core's thread: the first one loads the dry-run programs.
+///
+/// # Errors
+/// A packet that cannot be, or what the kernel refuses.
+pub(crate) async fn trace(core: &Handle, request: v1::TraceRequest) -> Result<v1::TraceReport, ApiError> {
+    let Prepared { view, traced, packet, src, dst } =
+        core.ask(move |core| core.prepare_trace(&request)).await??;
+    let run = move || {
+        let start = Instant::now();
+        view.trace(&traced).map(|report| (report, start.elapsed()))
+    };
+    let (report, duration) = tokio::task::spawn_blocking(run).await.map_err(kernel)?.map_err(kernel)?;
+    core.ask(move |core| {
+        let steps: Vec<v1::TraceStep> = report.steps.iter().map(|s| core.step(s)).collect();
+        let (outcome, verdict, reason) = outcome(&report.steps, report.action);
+        v1::TraceReport {
+            outcome: outcome.to_owned(),
+            verdict,
+            reason,
+            summary: steps.last().map_or_else(|| "the program said nothing".to_owned(), |s| s.text.clone()),
+            packet,
+            src,
+            dst,
+            steps,
+            duration_ns: u32::try_from(duration.as_nanos()).unwrap_or(u32::MAX),
+        }
+    })
+    .await
+}
+
 impl Core {
-    /// # Errors
-    /// A packet that cannot be, or what the kernel refuses.
-    pub(crate) fn trace(&mut self, request: &v1::TraceRequest) -> Result<v1::TraceReport, ApiError> {
+    fn prepare_trace(&self, request: &v1::TraceRequest) -> Result<Prepared, ApiError> {
         let vpc: VpcName = request.vpc.parse().map_err(invalid)?;
         let ingress = request.direction == Some(v1::Direction::Ingress);
         let (src, dst) = self.addresses(&vpc, request)?;
@@ -74,34 +111,19 @@ impl Core {
             frame: frame.build().map_err(invalid)?,
             mark: 0,
         };
-        let start = Instant::now();
-        let report = self.kernel_view()?.trace(&traced).map_err(kernel)?;
-        let duration = start.elapsed();
-        let steps: Vec<v1::TraceStep> = report.steps.iter().map(|s| self.step(s)).collect();
-        let (outcome, verdict, reason) = outcome(&report.steps, report.action);
-        let summary = steps.last().map_or_else(|| "the program said nothing".to_owned(), |s| s.text.clone());
         let port = |p: Option<u16>| p.map(|p| format!(":{p}")).unwrap_or_default();
         let shown = |ip: IpAddr, p: Option<u16>| match ip {
             IpAddr::V6(_) if p.is_some() => format!("[{ip}]{}", port(p)),
             _ => format!("{ip}{}", port(p)),
         };
         let from = request.port.map(|_| source_port);
-        Ok(v1::TraceReport {
-            outcome: outcome.to_owned(),
-            verdict,
-            reason,
-            summary,
-            packet: format!(
-                "{vpc}: {} {} -> {}",
-                names::protocol(protocol),
-                shown(src, from),
-                shown(dst, request.port)
-            ),
-            src,
-            dst,
-            steps,
-            duration_ns: u32::try_from(duration.as_nanos()).unwrap_or(u32::MAX),
-        })
+        let packet = format!(
+            "{vpc}: {} {} -> {}",
+            names::protocol(protocol),
+            shown(src, from),
+            shown(dst, request.port)
+        );
+        Ok(Prepared { view: self.kernel_view()?.clone(), traced, packet, src, dst })
     }
 
     fn addresses(&self, vpc: &VpcName, request: &v1::TraceRequest) -> Result<(IpAddr, IpAddr), ApiError> {

@@ -36,7 +36,7 @@ pub(crate) async fn explain(State(context): State<Context>, bytes: Bytes) -> Ans
 
 pub(crate) async fn trace(State(context): State<Context>, bytes: Bytes) -> Answer<v1::TraceReport> {
     let request: v1::TraceRequest = body(&bytes)?;
-    Ok(Json(context.core.ask(move |core| core.trace(&request)).await??))
+    Ok(Json(crate::trace::trace(&context.core, request).await?))
 }
 
 /// The core is asked once, and again after each of its passes: nothing polls.

@@ -166,6 +166,13 @@ impl Wiring for Host {
         workload::wire(&mut self.netlink, spec)
     }
 
+    fn raise(&mut self, ifindex: u32) -> Result<(), WiringError> {
+        writes::before("device up");
+        let up = flowloom_netlink::LinkChange::up();
+        writes::made(usize::from(self.netlink.ensure_link(IfIndex(ifindex), &up)?));
+        Ok(())
+    }
+
     fn unwire(&mut self, wire: &Wire) -> Result<(), WiringError> {
         workload::unwire(&mut self.netlink, wire)
     }

@@ -175,6 +175,12 @@ pub(crate) trait Wiring: Send {
     /// What the kernel refuses.
     fn wire(&mut self, spec: &WireSpec) -> Result<(), WiringError>;
 
+    /// Switches a device on, once it is guarded: what [`Self::wire`] makes is down.
+    ///
+    /// # Errors
+    /// What the kernel refuses.
+    fn raise(&mut self, ifindex: u32) -> Result<(), WiringError>;
+
     /// Takes a device (and a managed namespace) away; what is gone already is a success.
     ///
     /// # Errors

@@ -84,7 +84,8 @@ fn wire_veth(
         mtu: spec.mtu,
         alias: Some(&alias),
         near_addr_gen_none: true,
-        near_up: true,
+        // Not before programs are on it: until then the host's stack would take whatever the workload sends.
+        near_up: false,
         queues: Some(1),
     })?;
     writes::made(1);
@@ -149,7 +150,7 @@ fn fill(netns: &Netns, far: IfIndex, spec: &WireSpec) -> Result<(), WiringError>
 }
 
 fn host_side(mtu: Option<u32>) -> LinkChange {
-    LinkChange { up: Some(true), addr_gen_none: Some(true), mtu, ..LinkChange::default() }
+    LinkChange { addr_gen_none: Some(true), mtu, ..LinkChange::default() }
 }
 
 fn mac(spec: &WireSpec) -> Mac {
