@@ -54,6 +54,11 @@ impl Handle {
         }
     }
 
+    /// The socket's number, unique in its namespace.
+    pub(crate) fn port(&self) -> u32 {
+        self.socket.port()
+    }
+
     pub(crate) fn request(&mut self, request: Request) -> Result<Answer> {
         self.socket.request(request)
     }

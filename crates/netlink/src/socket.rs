@@ -50,6 +50,7 @@ pub(crate) struct Answer {
 
 pub(crate) struct Socket {
     inner: RawSocket,
+    port: u32,
     sequence: u32,
     buffer: Vec<u8>,
 }
@@ -72,14 +73,18 @@ impl Socket {
     /// In the calling thread's network namespace.
     pub(crate) fn open() -> Result<Self> {
         let mut inner = RawSocket::new(NETLINK_ROUTE).map_err(Error::socket("open"))?;
-        inner.bind_auto().map_err(Error::socket("bind"))?;
+        let port = inner.bind_auto().map_err(Error::socket("bind"))?.port_number();
         inner.connect(&SocketAddr::new(0, 0)).map_err(Error::socket("connect"))?;
         inner.set_ext_ack(true).map_err(Error::socket("ask for extended errors"))?;
         inner.set_cap_ack(true).map_err(Error::socket("ask for short acknowledgements"))?;
         inner.set_netlink_get_strict_chk(true).map_err(Error::socket("ask for strict checks"))?;
         setsockopt(&inner.as_fd(), sockopt::ReceiveTimeout, &TimeVal::seconds(ANSWER_TIMEOUT_SECONDS))
             .map_err(|e| Error::Socket { what: "set its timeout", source: e.into() })?;
-        Ok(Self { inner, sequence: 0, buffer: vec![0; BUFFER] })
+        Ok(Self { inner, port, sequence: 0, buffer: vec![0; BUFFER] })
+    }
+
+    pub(crate) fn port(&self) -> u32 {
+        self.port
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {

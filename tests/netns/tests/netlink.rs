@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::Result;
 use flowloom_netlink::sysctl::{self, Key, Scope, Setting};
 use flowloom_netlink::{
-    Address, Batch, Error, Event, Handle, Interest, LinkChange, LinkName, Mac, Monitor, Neighbour, Netns,
-    PROTOCOL, Route, RouteKind, RouteTable, Rule, RuleFamily, VethEnd, VethPair, VethSpec, VxlanSpec,
+    Address, Batch, Error, Event, Handle, IfIndex, Interest, LinkChange, LinkName, Mac, Monitor, Neighbour,
+    Netns, PROTOCOL, Route, RouteKind, RouteTable, Rule, RuleFamily, VethEnd, VethPair, VethSpec, VxlanSpec,
 };
-use flowloom_testkit::{Ns, eventually, temp_dir};
+use flowloom_testkit::{Ns, connect, eventually, temp_dir};
 use ipnet::IpNet;
 
 fn name(s: &str) -> LinkName {
@@ -75,6 +75,28 @@ fn a_veth_pair_is_made_as_asked_with_its_far_end_in_the_other_namespace() -> Res
     assert!(!ha.delete_link(made.near)?);
     assert_eq!(hb.link(&name("eth0"))?, None);
     assert!(!ha.delete_our_link(&name("fltest0"))?);
+    Ok(())
+}
+
+#[test]
+fn several_links_are_deleted_together_and_no_other_with_them() -> Result<()> {
+    let (a, b) = (Ns::new("a")?, Ns::new("b")?);
+    let mut h = a.handle()?;
+    let mut made = Vec::new();
+    for i in 0..20 {
+        made.push(connect(&a, &name(&format!("fl{i}")), &b, &name(&format!("fl{i}")), 1500)?.near);
+    }
+    let (gone, stay) = made.split_at(15);
+    h.delete_link(gone[3])?;
+    assert_eq!(h.delete_links(gone)?, 14);
+    assert_eq!(h.delete_links(gone)?, 0);
+    assert_eq!(h.delete_links(&[])?, 0);
+    let left: Vec<_> = h.links()?.into_iter().map(|l| l.index).filter(|i| *i != IfIndex::LOOPBACK).collect();
+    assert_eq!(left, stay);
+    // Loopback cannot be deleted, and nothing else is then.
+    let refused = h.delete_links(&[stay[0], IfIndex::LOOPBACK]);
+    assert!(refused.is_err());
+    assert!(h.link_by_index(stay[0])?.is_some());
     Ok(())
 }
 
