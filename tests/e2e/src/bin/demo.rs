@@ -49,7 +49,7 @@ const ROWS: &[Row] = &[
     row("red/client", "red/web", 9000, 4, "tier 0 beats a tenant's allow"),
     row("red/client", "red/web", 9001, 6, "rejected: the client is told"),
     row("red/web", "red/db", 5432, 4, "allowed by CIDR"),
-    row("red/remote", "red/db", 5432, 4, "same node, hole in the CIDR's neighbour"),
+    row("red/remote", "red/db", 5432, 4, "same node, one address out of the CIDR"),
     row("red/client", "red/db", 5432, 4, "dropped by its own egress"),
     row("blue/client", "blue/remote", 7000, 4, "across nodes, port range"),
     row("blue/client", "blue/remote", 7443, 4, "one port out of that range"),
@@ -132,9 +132,7 @@ impl Seen {
     fn rule(&self) -> Option<String> {
         let sides = [&self.explained.egress, &self.explained.ingress];
         let denying = sides.iter().filter_map(|s| s.as_ref()).find(|j| j.verdict != Verdict::Allow);
-        let named = |j: &&flowloom_api::v1::Judgement| {
-            j.rule.as_ref().is_some_and(|r| !r.name.is_empty() && r.number != 0)
-        };
+        let named = |j: &&flowloom_api::v1::Judgement| j.rule.is_some();
         let deciding = denying.or_else(|| sides.iter().rev().filter_map(|s| s.as_ref()).find(named))?;
         deciding.rule.as_ref().map(|r| r.name.clone())
     }
@@ -195,14 +193,14 @@ impl Demo {
         let mut document = document(&self.lab);
         let address = SocketAddr::new(self.workloads[row.to].ip(row.family)?, row.port);
         let mut client = TcpClient::connect(&self.workloads[row.from].netns, address, PATIENCE)?;
-        client.round_trip(b"before", PATIENCE)?;
+        client.round_trip(b"packet", PATIENCE)?;
         let rule = document.take_rule("red/web/clients")?;
         self.lab.apply(&document)?;
-        let stopped = client.round_trip(b"during", PATIENCE).is_err();
+        let stopped = client.round_trip(b"packet", PATIENCE).is_err();
         document.rules("red", "web")?.push(rule);
         self.lab.apply(&document)?;
-        // The lost bytes are sent again by TCP; both answers arrive in order.
-        let again = client.round_trip(b"after!", Duration::from_secs(5)).is_ok();
+        // TCP sends the lost bytes again; the same bytes each time, since the first answer is that of the lost ones.
+        let again = client.round_trip(b"packet", Duration::from_secs(5)).is_ok();
         *out = format!(
             "established connection {} -> {}:{}: rule taken away: {}; rule back: {}",
             row.from,
@@ -239,7 +237,7 @@ fn run(args: &Args) -> Result<bool> {
         let seen = demo.measure(row)?;
         let rule = seen
             .rule()
-            .with_context(|| format!("{} to {}:{} was decided by no rule", row.from, row.to, row.port))?;
+            .with_context(|| format!("{} to {}:{} was decided by no rule: {:?}", row.from, row.to, row.port, seen.explained))?;
         let mut document = document(&demo.lab);
         document.take_rule(&rule)?;
         demo.lab.apply(&document)?;
