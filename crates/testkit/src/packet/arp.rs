@@ -7,7 +7,7 @@ use flowloom_netlink::Mac;
 /// Everyone.
 pub const BROADCAST: Mac = Mac([0xff; 6]);
 
-/// Sender and target as the packet claims them; `frame_source` and `frame_destination` of [`frame`] may differ.
+/// Sender and target as the packet claims them; `frame_source` and `frame_destination` of [`Arp::frame`] may differ.
 #[derive(Debug, Clone, Copy)]
 pub struct Arp {
     /// Asks (1) or answers (2).
