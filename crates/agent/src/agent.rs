@@ -1,6 +1,5 @@
 //! Puts the parts together.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,7 +59,7 @@ pub fn run(config: Config) -> Result<()> {
     // Subscriptions first, then the full look (in `Core::run`): nothing falls between.
     threads::read_events(&view, events).context("reading events")?;
     threads::watch_network(handle.clone()).context("watching the network")?;
-    let _watcher = watch_document(&config.document, &handle);
+    let _watcher = watch_document(&config, &handle);
     let stop = Arc::new(Stop::default());
     let every = Duration::from_secs(config.conntrack.sweep_seconds);
     let sweeper =
@@ -106,9 +105,9 @@ pub fn run(config: Config) -> Result<()> {
 }
 
 /// Without a watch the core's safety timer still finds changes; the directory may appear later.
-fn watch_document(path: &Path, handle: &crate::core::Handle) -> Option<notify::RecommendedWatcher> {
-    let handle = handle.clone();
-    source::watch(path, move || handle.send(Command::Document))
+fn watch_document(config: &Config, handle: &crate::core::Handle) -> Option<notify::RecommendedWatcher> {
+    let (handle, path) = (handle.clone(), &config.document);
+    source::watch(path, &config.lock_file(), move || handle.send(Command::Document))
         .inspect_err(|e| tracing::error!(path = %path.display(), error = %e, "the document's directory is not watched"))
         .ok()
 }

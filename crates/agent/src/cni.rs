@@ -9,7 +9,7 @@ use flowloom_compiler::EndpointPlan;
 use flowloom_model::{Attachment, DEFAULT_VPC, EndpointKey, EndpointName, GroupName, SubnetName, VpcName};
 use ipnet::IpNet;
 
-use crate::core::Core;
+use crate::core::{Core, NUMBERS};
 use crate::duties;
 use crate::record::{CniRecord, OwnEndpoint, Record, device_name, endpoint_name, labels};
 use crate::wiring::{Wire, WireSpec};
@@ -254,14 +254,15 @@ impl Core {
             return Err(error(ErrorCode::Conflict, self.why_not(key)));
         };
         stages.done("compile");
-        if !self.store_numbers() {
-            return Err(error(ErrorCode::Realise, self.last.errors.join("; ")));
-        }
-        stages.done("numbers");
         let spec = self.wire_spec(&plan, record.wire.clone());
         self.wiring.wire(&spec).map_err(|e| error(ErrorCode::Realise, e.to_string()))?;
         stages.done("device");
-        self.attach(&plan, spec).map_err(|e| error(ErrorCode::Realise, e))?;
+        // The programs' links wait for the kernel's grace periods, the numbers for the disk: both at once. Nothing of the
+        // plan is in force before both are done.
+        let stored = self.attach_and_store(&plan, spec)?;
+        if !stored {
+            return Err(error(ErrorCode::Realise, self.last.errors.join("; ")));
+        }
         stages.done("guard");
         let effective = self.effective_plan();
         self.wiring_errors.remove(key);
@@ -291,6 +292,30 @@ impl Core {
         Ok(self.result(record, &plan))
     }
 
+    fn attach_and_store(&mut self, plan: &EndpointPlan, spec: WireSpec) -> Result<bool, ApiError> {
+        if self.numbers == self.stored_numbers {
+            self.attach(plan, spec).map_err(|e| error(ErrorCode::Realise, e))?;
+            return Ok(true);
+        }
+        let numbers = self.numbers.clone();
+        let store = self.store.clone();
+        let (attached, stored) = std::thread::scope(|s| {
+            let writer = s.spawn(|| store.write(NUMBERS, &numbers).map_err(|e| e.to_string()));
+            let attached = self.attach(plan, spec);
+            (attached, writer.join().unwrap_or_else(|_| Err("the writer of the numbers panicked".to_owned())))
+        });
+        match stored {
+            Ok(()) => self.stored_numbers = numbers,
+            Err(e) => {
+                self.note_error(format!("numbers: {e}"));
+                attached.map_err(|e| error(ErrorCode::Realise, e))?;
+                return Ok(false);
+            }
+        }
+        attached.map_err(|e| error(ErrorCode::Realise, e))?;
+        Ok(true)
+    }
+
     /// Takes back what an ADD did, newest first. What cannot be taken back now is tried again by passes.
     fn undo_add(&mut self, record: &Record) {
         self.forget_attachment(&record.key);
@@ -298,6 +323,10 @@ impl Core {
 
     /// Removes an attachment with everything that belongs to it. Errors are noted; the record stays until its device is gone.
     pub(crate) fn forget_attachment(&mut self, key: &EndpointKey) -> bool {
+        self.forget(key, &mut Stages::new())
+    }
+
+    fn forget(&mut self, key: &EndpointKey, stages: &mut Stages) -> bool {
         let Some(record) = self.records.get(key).cloned() else { return true };
         let Some(cni) = &record.cni else { return false };
         if cni.endpoint.is_some() {
@@ -306,16 +335,17 @@ impl Core {
         // The datapath first lets go of the endpoint: from here on nothing of it passes.
         self.attached.remove(key);
         if self.applied_generation > 0 {
+            // Numbers that retire may be written later: after a crash they retire again. Only new ones must be on the disk first.
             self.wanted = self.compile();
-            if self.store_numbers() {
-                let effective = self.effective_plan();
-                self.put_in_force(effective);
-            }
+            let effective = self.effective_plan();
+            self.put_in_force(effective);
         }
+        stages.done("policy");
         if let Err(e) = self.unwire(&record) {
             self.note_error(format!("endpoint {key}: {e}"));
             return false;
         }
+        stages.done("device");
         if let Some(known) = &mut self.routes {
             // The kernel removed them together with the device.
             known.retain(|r| !matches!(&r.via, crate::wiring::Via::Device { name, .. } if name == record.wire.device()));
@@ -417,12 +447,12 @@ impl Core {
         let mut removed = Vec::new();
         let mut failed = false;
         for key in keys {
-            if self.forget_attachment(&key) {
+            if self.forget(&key, &mut stages) {
                 removed.push(key.to_string());
             } else {
                 failed = true;
             }
-            stages.done("remove");
+            stages.done("record");
         }
         self.time("DEL", &request.attachment, !failed, &stages);
         let errors = self.last.errors.join("; ");

@@ -310,6 +310,10 @@ impl Core {
             }
             next = self.commands.try_recv().ok();
         }
+        // What DEL retired; nothing waits for it.
+        if self.document.is_some() {
+            self.store_numbers();
+        }
         if !network.is_empty() {
             self.network_changed(&network);
         }

@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::fcntl::{Flock, FlockArg};
 use serde::Serialize;
@@ -48,10 +49,10 @@ fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreE
 }
 
 /// The locked state directory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Store {
     root: PathBuf,
-    _lock: Flock<File>,
+    _lock: Arc<Flock<File>>,
 }
 
 const ENDPOINTS: &str = "endpoints";
@@ -87,7 +88,7 @@ impl Store {
             .map_err(io_error("open", &path))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|_| StoreError::Locked { path: root.to_owned() })?;
-        let store = Self { root: root.to_owned(), _lock: lock };
+        let store = Self { root: root.to_owned(), _lock: Arc::new(lock) };
         store.sweep_temporaries()?;
         Ok(store)
     }

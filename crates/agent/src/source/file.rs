@@ -1,5 +1,6 @@
 //! The desired-state document on disk. The last good one stays in force; what is bad of a new one degrades alone.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -78,29 +79,43 @@ fn read(
     Ok(Loaded { world: loaded.world, faults: loaded.faults, digest })
 }
 
-/// Calls `changed` after anything happened in the directory of the document (editors and config maps replace files by
-/// renaming, so the file itself is not watched). Watching ends when the value is dropped.
+/// Calls `changed` after something happened to the document or its lock. The directory is watched: editors and config
+/// maps replace files by renaming. Watching ends when the value is dropped.
 ///
 /// # Errors
 /// When the directory does not exist or cannot be watched.
 pub(crate) fn watch(
     document: &Path,
+    lock: &Path,
     changed: impl Fn() + Send + 'static,
 ) -> notify::Result<RecommendedWatcher> {
-    let directory = document.parent().unwrap_or(Path::new("/"));
+    let directory = document.parent().unwrap_or(Path::new("/")).to_owned();
+    let names: Vec<OsString> =
+        [document, lock].iter().filter_map(|p| p.file_name()).map(OsString::from).collect();
+    // Behind a symbolic link the file may have any name.
+    let any_name = fs::symlink_metadata(document).is_ok_and(|m| m.is_symlink());
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Reading is not changing; a lost event is a reason to look.
-        if !matches!(&event, Ok(e) if matches!(e.kind, EventKind::Access(_)) && !closed_after_write(e)) {
+        // A lost event is a reason to look.
+        let relevant =
+            event.is_err() || event.as_ref().is_ok_and(|e| is_change(e) && (any_name || concerns(e, &names)));
+        if relevant {
             changed();
         }
     })?;
-    watcher.watch(directory, RecursiveMode::NonRecursive)?;
+    watcher.watch(&directory, RecursiveMode::NonRecursive)?;
     Ok(watcher)
 }
 
-fn closed_after_write(event: &notify::Event) -> bool {
+/// Reading is not changing.
+fn is_change(event: &notify::Event) -> bool {
     use notify::event::{AccessKind, AccessMode};
-    event.kind == EventKind::Access(AccessKind::Close(AccessMode::Write))
+    !matches!(event.kind, EventKind::Access(kind) if kind != AccessKind::Close(AccessMode::Write))
+}
+
+fn concerns(event: &notify::Event, names: &[OsString]) -> bool {
+    event.need_rescan()
+        || event.paths.is_empty()
+        || event.paths.iter().filter_map(|p| p.file_name()).any(|n| names.iter().any(|name| name == n))
 }
 
 #[cfg(test)]
@@ -132,7 +147,8 @@ mod tests {
         let path = dir.path().join("d.yaml");
         fs::write(&path, SMALL).unwrap();
         let (tx, rx) = mpsc::channel();
-        let _watcher = watch(&path, move || tx.send(()).unwrap_or_default()).unwrap();
+        let _watcher =
+            watch(&path, &dir.path().join("lock"), move || tx.send(()).unwrap_or_default()).unwrap();
         for n in 0..3 {
             let new = dir.path().join("new");
             fs::write(&new, format!("{SMALL}# {n}\n")).unwrap();
