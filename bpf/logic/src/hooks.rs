@@ -380,13 +380,13 @@ fn concerned<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
         bail!(LocalSourceFromOutside);
     }
     p.address_key = AddressKey { vpc: p.vpc, addr: p.dst };
-    if !t.address(&p.address_key).is_some_and(|a| a.endpoint != 0)
+    if t.address(&p.address_key).is_none_or(|a| a.endpoint == 0)
         || config.flags & config_flags::FORWARD_STACK != 0
     {
         return Step::GO;
     }
     p.peer_key = PeerKey { prefixlen: PeerKey::FULL_BITS, vpc: p.vpc, addr: p.src };
-    if !t.peer(&p.peer_key).is_some_and(|peer| peer.flags & peer_flags::DIRECT != 0) {
+    if t.peer(&p.peer_key).is_none_or(|peer| peer.flags & peer_flags::DIRECT == 0) {
         return Step::GO;
     }
     inward(t, p)

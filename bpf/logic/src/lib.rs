@@ -22,6 +22,8 @@ mod report;
 mod route;
 mod sum;
 mod tables;
+#[cfg(test)]
+mod tests;
 mod track;
 
 pub use conntrack::{CtCell, DecisionCell, expired, timeout};
