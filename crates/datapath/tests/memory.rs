@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use flowloom_bpf_abi as abi;
+use flowloom_bpf_abi::{self as abi, PolicyKey};
 use flowloom_compiler::worldgen::{self, Rng};
-use flowloom_compiler::{EndpointId, NodePlan, Numbers, Op, VpcId, compile, diff};
+use flowloom_compiler::{EndpointId, NodePlan, Numbers, Op, PolicyEntries, PolicySlot, VpcId, compile, diff};
 use flowloom_datapath::realise::{Kind, Memory, Realise as _};
 use flowloom_datapath::{ApplyReport, Delivery, DeviceInfo, Devices, KernelState, Object, adopt, apply};
 use flowloom_model::Mac;
@@ -33,6 +33,7 @@ fn devices(plans: &[&NodePlan]) -> Devices {
     ids.iter().map(|id| (*id, device(id))).collect()
 }
 
+#[derive(Clone)]
 struct Node {
     memory: Memory,
     devices: Devices,
@@ -112,48 +113,94 @@ fn a_plan_is_adopted_from_any_other_state() {
     }
 }
 
+/// Kills the change from `before` to `after` at every write, restarts and finishes. Returns the kills.
+fn kill_everywhere(before: &NodePlan, after: &NodePlan) -> u32 {
+    let ops = diff(before, after);
+    let mut start = Node::new(&[before, after]);
+    assert!(start.apply(&diff(&NodePlan::default(), before)).is_clean());
+    let mut clean = start.clone();
+    assert!(clean.apply(&ops).is_clean());
+
+    let first = start.memory.writes() + 1;
+    for n in first.. {
+        let mut node = start.clone();
+        node.memory.abort_at = Some(n);
+        let report = node.apply(&ops);
+        if !report.aborted {
+            assert_eq!(node.memory.state, clean.memory.state);
+            return u32::try_from(n - first).unwrap();
+        }
+        assert_eq!(report.writes, n - first);
+        node.restart();
+        let report = node.sync(after);
+        assert!(report.is_clean(), "killed at write {n}: {:?}", report.failures);
+        assert_eq!(timeless(&node.memory.state), timeless(&clean.memory.state), "killed at write {n}");
+    }
+    unreachable!("the numbers of writes end only with the operations")
+}
+
 #[test]
 fn an_agent_killed_at_any_write_finishes_the_work_after_its_restart() {
-    let mut kills = 0;
-    for seed in 0..25 {
+    let empty = NodePlan::default();
+    let mut kills = [0; 3];
+    for seed in 0..15 {
         let (before, after) = plans(seed);
-        let ops = diff(&before, &after);
-        let mut start = Node::new(&[&before, &after]);
-        assert!(start.apply(&diff(&NodePlan::default(), &before)).is_clean());
-        let mut clean = Node {
-            memory: start.memory.clone(),
-            devices: start.devices.clone(),
-            default_vpc: start.default_vpc,
-        };
-        assert!(clean.apply(&ops).is_clean());
-
-        let first = start.memory.writes() + 1;
-        for n in first.. {
-            let mut node = Node {
-                memory: start.memory.clone(),
-                devices: start.devices.clone(),
-                default_vpc: start.default_vpc,
-            };
-            node.memory.abort_at = Some(n);
-            let report = node.apply(&ops);
-            if !report.aborted {
-                assert_eq!(node.memory.state, clean.memory.state);
-                break;
-            }
-            assert_eq!(report.writes, n - first, "seed {seed}");
-            node.restart();
-            let report = node.sync(&after);
-            assert!(report.is_clean(), "seed {seed}, killed at write {n}: {:?}", report.failures);
-            assert_eq!(
-                timeless(&node.memory.state),
-                timeless(&clean.memory.state),
-                "seed {seed}, killed at write {n}"
-            );
-            kills += 1;
+        for (n, (from, to)) in
+            [(&before, &after), (&empty, &before), (&before, &empty)].into_iter().enumerate()
+        {
+            kills[n] += kill_everywhere(from, to);
         }
     }
-    println!("{kills} kills");
-    assert!(kills > 100, "{kills} kills");
+    println!("{kills:?} kills of changes, of starts, of removals");
+    assert!(kills.iter().all(|n| *n > 60), "{kills:?}");
+}
+
+/// The slot of `plan` with the most entries, and an identity that has entries of its own there.
+fn crowded(plan: &NodePlan) -> Option<(PolicySlot, u32)> {
+    let slot = *plan.policies.keys().max_by_key(|s| plan.entries(**s).len())?;
+    let identity = plan.entries(slot).keys().map(|k| k.identity).find(|i| *i >= abi::identity::FIRST_USER)?;
+    Some((slot, identity))
+}
+
+#[test]
+fn a_slot_that_means_other_rules_is_exchanged_whole_and_its_decisions_are_made_anew() {
+    let mut tried = 0;
+    for plan in (0..40).map(|seed| plans(seed).0) {
+        let Some((slot, identity)) = crowded(&plan) else { continue };
+        let mut node = Node::new(&[&plan]);
+        assert!(node.apply(&diff(&NodePlan::default(), &plan)).is_clean());
+        let whole = plan.entries(slot);
+        let user = plan.endpoints.values().find(|e| e.egress_slot == slot || e.ingress_slot == slot).unwrap();
+        let exchange = [Op::PutSlots(vec![(slot, whole.clone())]), Op::BumpGeneration(user.vpc)];
+
+        // The default means something else; an identity has other entries; it has only some of its entries.
+        let any = *whole.keys().find(|k| k.identity == abi::identity::ANY).unwrap();
+        let own = *whole.keys().find(|k| k.identity == identity).unwrap();
+        for key in [any, own] {
+            node.memory.state.policies.get_mut(&slot.0).unwrap().get_mut(&key).unwrap().precedence ^= 1;
+            assert_eq!(node.remaining(&plan), exchange);
+            assert!(node.sync(&plan).is_clean());
+        }
+        if whole.keys().filter(|k| k.identity == identity).count() > 1 {
+            node.memory.state.policies.get_mut(&slot.0).unwrap().remove(&own);
+            assert_eq!(node.remaining(&plan), exchange);
+            assert!(node.sync(&plan).is_clean());
+            tried += 1;
+        }
+
+        // A whole identity comes or goes in place, and nothing is decided anew.
+        let mine: PolicyEntries =
+            whole.iter().filter(|(k, _)| k.identity == identity).map(|(k, v)| (*k, *v)).collect();
+        node.memory.state.policies.get_mut(&slot.0).unwrap().retain(|k, _| k.identity != identity);
+        assert_eq!(node.remaining(&plan), [Op::AddEntries { slot, entries: mine.clone() }]);
+        assert!(node.sync(&plan).is_clean());
+        let strangers: PolicyEntries =
+            mine.iter().map(|(k, v)| (PolicyKey { identity: 9_999_999, ..*k }, *v)).collect();
+        node.memory.state.policies.get_mut(&slot.0).unwrap().extend(strangers.clone());
+        let keys = strangers.keys().copied().collect();
+        assert_eq!(node.remaining(&plan), [Op::RemoveEntries { slot, keys }]);
+    }
+    assert!(tried > 3, "{tried}");
 }
 
 /// A plan with endpoints of which at least two have different policies, and its devices.

@@ -195,6 +195,23 @@ fn maps_that_vanished_are_made_again_and_the_programs_with_them() -> Result {
 }
 
 #[test]
+fn programs_that_use_another_map_than_the_pinned_one_are_not_adopted() -> Result {
+    let (fs, elsewhere) = (Bpffs::mount()?, Bpffs::mount()?);
+    let open = Datapath::open(config(&fs))?;
+    let vpcs = open.pin_dir().join("maps/fl_vpcs");
+    drop(open);
+    // As after a kill between making the map anew and loading the programs.
+    let other = Datapath::open(config(&elsewhere))?;
+    fs::remove_file(&vpcs)?;
+    sys::obj_pin(sys::obj_get(&other.pin_dir().join("maps/fl_vpcs"))?.as_fd(), &vpcs)?;
+    let again = Datapath::open(config(&fs))?;
+    assert_eq!((again.opened().adopted_maps, again.opened().adopted_programs), (18, false));
+    drop(again);
+    assert_eq!(Datapath::open(config(&fs))?.writes(), 0);
+    Ok(())
+}
+
+#[test]
 fn a_program_put_in_front_of_ours_is_found_by_the_audit() -> Result {
     let fs = Bpffs::mount()?;
     let mut node = Node::new()?;
