@@ -2,3 +2,4 @@
 
 pub mod lab;
 pub mod programs;
+pub mod twin;
