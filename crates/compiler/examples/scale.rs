@@ -4,7 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use flowloom_compiler::{CompileOptions, CompilerCache, NodePlan, Numbers, compile_with, diff};
+use flowloom_compiler::{
+    CompileOptions, CompilerCache, NodePlan, Numbers, compile_endpoints, compile_with, diff,
+};
 use flowloom_model::{
     Action, AllowLocalhost, Attachment, CidrEntry, DefaultPolicy, Direction, Endpoint, EndpointKey,
     NameError, Node, NodeName, Protocol, Remote, Rule, SecurityGroup, Selector, Subnet, Vni, Vpc, VpcName,
@@ -113,9 +115,10 @@ fn case(title: &str, mut world: World) {
     let node: NodeName = name("n1");
     let mut numbers = Numbers::default();
     let mut cache = CompilerCache::default();
-    let mut compile =
-        |world: &World| compile_with(world, &node, CompileOptions::default(), &mut numbers, &mut cache).plan;
-    let (cold, mut plan) = timed(|| compile(&world));
+    let compile = |world: &World, numbers: &mut Numbers, cache: &mut CompilerCache| {
+        compile_with(world, &node, CompileOptions::default(), numbers, cache).plan
+    };
+    let (cold, mut plan) = timed(|| compile(&world, &mut numbers, &mut cache));
     let (fill, ops) = timed(|| diff(&NodePlan::default(), &plan));
     let entries: usize = plan.policies.keys().map(|slot| plan.entries(*slot).len()).sum();
     println!(
@@ -129,7 +132,7 @@ fn case(title: &str, mut world: World) {
         let key = EndpointKey { vpc: name("red"), name: name(&format!("e{}", 50 + round)) };
         let endpoint = world.endpoints.get_mut(&key).expect("an endpoint");
         endpoint.labels.insert("app".to_owned(), format!("app-{}", round + 1));
-        let (time, next) = timed(|| compile(&world));
+        let (time, next) = timed(|| compile(&world, &mut numbers, &mut cache));
         compiles.push(time);
         let (time, ops) = timed(|| diff(&plan, &next));
         diffs.push(time);
@@ -137,11 +140,34 @@ fn case(title: &str, mut world: World) {
         plan = next;
     }
     println!("  one label: compile {:?}, diff {:?} ({last} ops)", median(compiles), median(diffs));
+    let mut compiles = Vec::new();
+    for round in 0..99 {
+        let key = EndpointKey { vpc: name("red"), name: name(&format!("e{}", 50 + round)) };
+        let endpoint = world.endpoints.get_mut(&key).expect("an endpoint");
+        endpoint.labels.insert("app".to_owned(), format!("app-{}", round + 2));
+        let changed = [key].into();
+        let (time, next) = timed(|| {
+            let next = compile_endpoints(
+                &world,
+                &node,
+                CompileOptions::default(),
+                &mut numbers,
+                &mut cache,
+                &changed,
+            )
+            .plan;
+            std::hint::black_box(diff(&plan, &next));
+            next
+        });
+        compiles.push(time);
+        plan = next;
+    }
+    println!("  one label, named by the caller: compile and diff {:?}", median(compiles));
     let (mut compiles, mut diffs) = (Vec::new(), Vec::new());
     for round in 0..5 {
         let group = world.security_groups.values_mut().next().expect("a group");
         group.rules[0].priority = 9000 + round;
-        let (time, next) = timed(|| compile(&world));
+        let (time, next) = timed(|| compile(&world, &mut numbers, &mut cache));
         compiles.push(time);
         let (time, ops) = timed(|| diff(&plan, &next));
         diffs.push(time);
@@ -149,7 +175,7 @@ fn case(title: &str, mut world: World) {
         plan = next;
     }
     println!("  one rule: compile {:?}, diff {:?} ({last} ops)", median(compiles), median(diffs));
-    let (same, _) = timed(|| compile(&world));
+    let (same, _) = timed(|| compile(&world, &mut numbers, &mut cache));
     println!("  nothing: compile {same:?}");
 }
 

@@ -24,16 +24,9 @@ const MOST_VPCS: usize = 8;
 /// Inputs and outputs of the last compilation.
 #[derive(Debug)]
 pub(super) struct Memo {
-    local: NodeName,
-    options: CompileOptions,
+    inputs: Inputs,
     /// [`Numbers::epoch`] it ended with.
     epoch: u64,
-    nodes: BTreeMap<NodeName, Node>,
-    vpcs: BTreeMap<VpcName, Vpc>,
-    subnets: BTreeMap<(VpcName, SubnetName), Subnet>,
-    groups: BTreeMap<(VpcName, GroupName), SecurityGroup>,
-    cidr_groups: BTreeMap<(VpcName, CidrGroupName), CidrGroup>,
-    endpoints: BTreeMap<EndpointKey, Endpoint>,
     questions: BTreeMap<VpcId, Arc<Questions>>,
     specs: BTreeMap<SpecKey, Option<[PolicySlot; 2]>>,
     holders: HashMap<Identity, u32>,
@@ -41,20 +34,40 @@ pub(super) struct Memo {
     conditions: Vec<Condition>,
 }
 
-impl Compiler<'_> {
-    /// Keeps what the next compilation can start from.
-    pub(super) fn remember(self) {
-        let world = self.world;
-        self.cache.memo = Some(Memo {
-            local: self.local.clone(),
-            options: self.options,
-            epoch: self.numbers.epoch(),
+/// What a compilation was made from.
+#[derive(Debug)]
+pub(super) struct Inputs {
+    local: NodeName,
+    options: CompileOptions,
+    nodes: BTreeMap<NodeName, Node>,
+    vpcs: BTreeMap<VpcName, Vpc>,
+    subnets: BTreeMap<(VpcName, SubnetName), Subnet>,
+    groups: BTreeMap<(VpcName, GroupName), SecurityGroup>,
+    cidr_groups: BTreeMap<(VpcName, CidrGroupName), CidrGroup>,
+    endpoints: BTreeMap<EndpointKey, Endpoint>,
+}
+
+impl Inputs {
+    pub(super) fn new(world: &World, local: &NodeName, options: CompileOptions) -> Self {
+        Self {
+            local: local.clone(),
+            options,
             nodes: world.nodes.clone(),
             vpcs: world.vpcs.clone(),
             subnets: world.subnets.clone(),
             groups: world.security_groups.clone(),
             cidr_groups: world.cidr_groups.clone(),
             endpoints: world.endpoints.clone(),
+        }
+    }
+}
+
+impl Compiler<'_> {
+    /// Keeps what the next compilation can start from.
+    pub(super) fn remember(self, inputs: Inputs) {
+        self.cache.memo = Some(Memo {
+            inputs,
+            epoch: self.numbers.epoch(),
             questions: self.questions,
             specs: self.specs,
             holders: self.holders,
@@ -64,7 +77,8 @@ impl Compiler<'_> {
     }
 }
 
-/// The compilation of a world that differs little from the last one; `None` when it must start anew.
+/// The compilation of a world that differs little from the last one; `None` when it must start anew. `only`: the endpoints that may
+/// differ, and nothing else does.
 pub(super) fn resume(
     memo: Memo,
     world: &World,
@@ -72,43 +86,62 @@ pub(super) fn resume(
     options: CompileOptions,
     numbers: &mut Numbers,
     cache: &mut CompilerCache,
+    only: Option<&BTreeSet<EndpointKey>>,
 ) -> Option<Compilation> {
-    let same = memo.local == *local
-        && memo.options == options
-        && memo.epoch == numbers.epoch()
-        && memo.conditions.is_empty()
-        && memo.nodes == world.nodes
-        && memo.vpcs == world.vpcs
-        && memo.subnets == world.subnets;
-    if !same {
+    let Memo { mut inputs, epoch, questions, specs, holders, plan, conditions } = memo;
+    let same_frame = || {
+        inputs.local == *local
+            && inputs.options == options
+            && inputs.nodes == world.nodes
+            && inputs.vpcs == world.vpcs
+            && inputs.subnets == world.subnets
+    };
+    if epoch != numbers.epoch() || !conditions.is_empty() || !(only.is_some() || same_frame()) {
         return None;
     }
-    let new_rules = memo.groups != world.security_groups || memo.cidr_groups != world.cidr_groups;
-    if new_rules && !asks_the_same(&memo, world, cache) {
+    let new_rules =
+        only.is_none() && (inputs.groups != world.security_groups || inputs.cidr_groups != world.cidr_groups);
+    if new_rules && !asks_the_same(&plan, &questions, world, cache) {
         return None;
     }
-    let changed: Vec<(Option<&Endpoint>, Option<&Endpoint>)> = both(&memo.endpoints, &world.endpoints)
-        .filter(|(_, before, after)| before != after)
-        .map(|(_, before, after)| (before, after))
+    let changed: Vec<Pair<'_>> = match only {
+        Some(only) => only
+            .iter()
+            .map(|key| (inputs.endpoints.get(key), world.endpoints.get(key)))
+            .filter(|(before, after)| before != after)
+            .collect(),
+        None => both(&inputs.endpoints, &world.endpoints)
+            .filter(|(_, before, after)| before != after)
+            .map(|(_, before, after)| (before, after))
+            .collect(),
+    };
+    let ids: BTreeMap<VpcName, VpcId> = plan.vpcs.iter().map(|(id, vpc)| (vpc.name.clone(), *id)).collect();
+    // Other nodes' endpoints in VPCs that this node has no part in change nothing here.
+    let concerns =
+        |e: &&&Endpoint| ids.contains_key(&e.vpc) || e.node == *local || !world.vpcs.contains_key(&e.vpc);
+    let touched: BTreeSet<&VpcName> = changed
+        .iter()
+        .flat_map(|(before, after)| before.iter().chain(after))
+        .filter(concerns)
+        .map(|e| &e.vpc)
         .collect();
-    let touched: BTreeSet<&VpcName> =
-        changed.iter().flat_map(|(before, after)| before.iter().chain(after)).map(|e| &e.vpc).collect();
-    let ids: BTreeMap<&VpcName, VpcId> = memo.plan.vpcs.iter().map(|(id, vpc)| (&vpc.name, *id)).collect();
     if (new_rules && !changed.is_empty())
         || touched.len() > MOST_VPCS
         || touched.iter().any(|vpc| !ids.contains_key(*vpc))
+        || !changed.iter().filter_map(|(_, after)| *after).all(|e| refers_well(world, e))
+        || touched.iter().any(|vpc| !vpc.is_default() && !keeps_a_local(&plan, &changed, vpc, local))
     {
         return None;
     }
     let mut scopes = BTreeMap::new();
     for (name, id) in &ids {
-        if new_rules || touched.contains(*name) {
-            let vpc = world.vpcs.get(*name)?;
-            let subnets = world.subnets.values().filter(|s| s.vpc == **name).collect();
+        if new_rules || touched.contains(name) {
+            let vpc = world.vpcs.get(name)?;
+            let subnets = world.subnets.values().filter(|s| s.vpc == *name).collect();
             let groups =
-                world.security_groups.values().filter(|g| g.vpc == **name).map(|g| (&g.name, g)).collect();
-            let questions = memo.questions.get(id)?.clone();
-            scopes.insert((*name).clone(), VpcScope { id: *id, vpc, subnets, groups, questions });
+                world.security_groups.values().filter(|g| g.vpc == *name).map(|g| (&g.name, g)).collect();
+            let questions = questions.get(id)?.clone();
+            scopes.insert(name.clone(), VpcScope { id: *id, vpc, subnets, groups, questions });
         }
     }
     let mut compiler = Compiler {
@@ -117,11 +150,11 @@ pub(super) fn resume(
         options,
         numbers,
         cache,
-        plan: memo.plan,
+        plan,
         conditions: Vec::new(),
-        specs: if new_rules { BTreeMap::new() } else { memo.specs },
-        holders: memo.holders,
-        questions: memo.questions,
+        specs: if new_rules { BTreeMap::new() } else { specs },
+        holders,
+        questions,
     };
     for (name, scope) in &scopes {
         let of_vpc = |e: &&Endpoint| e.vpc == *name;
@@ -136,9 +169,7 @@ pub(super) fn resume(
     if new_rules {
         compiler.reslot(&scopes)?;
     }
-    let homeless =
-        |vpc: &VpcName| !vpc.is_default() && compiler.plan.endpoints.keys().all(|key| key.vpc != *vpc);
-    if !compiler.conditions.is_empty() || touched.iter().any(|vpc| homeless(vpc)) {
+    if !compiler.conditions.is_empty() {
         return None;
     }
     if new_rules
@@ -148,17 +179,53 @@ pub(super) fn resume(
     {
         compiler.name_rules();
     }
-    Some(compiler.finish())
+    let updates: Vec<Endpoint> = changed.iter().filter_map(|(_, after)| after.cloned()).collect();
+    let gone: Vec<EndpointKey> = changed
+        .iter()
+        .filter(|(_, after)| after.is_none())
+        .filter_map(|(before, _)| before.map(Endpoint::key))
+        .collect();
+    gone.iter().for_each(|key| drop(inputs.endpoints.remove(key)));
+    inputs.endpoints.extend(updates.into_iter().map(|endpoint| (endpoint.key(), endpoint)));
+    if new_rules {
+        inputs.groups.clone_from(&world.security_groups);
+        inputs.cidr_groups.clone_from(&world.cidr_groups);
+    }
+    Some(compiler.finish(inputs))
+}
+
+/// An endpoint before and after.
+type Pair<'a> = (Option<&'a Endpoint>, Option<&'a Endpoint>);
+
+/// Whether everything that an endpoint names exists: what the full compilation would have a condition for.
+fn refers_well(world: &World, endpoint: &Endpoint) -> bool {
+    let of_vpc = |name: &GroupName| (endpoint.vpc.clone(), name.clone());
+    world.nodes.get(&endpoint.node).is_some_and(|node| !node.addresses.is_empty())
+        && endpoint.security_groups.iter().all(|name| world.security_groups.contains_key(&of_vpc(name)))
+}
+
+/// Whether a VPC has a local endpoint after the change.
+fn keeps_a_local(plan: &NodePlan, changed: &[Pair<'_>], vpc: &VpcName, local: &NodeName) -> bool {
+    let of_vpc = |e: &&Endpoint| e.vpc == *vpc;
+    let comes = changed.iter().filter_map(|(_, after)| after.filter(of_vpc)).any(|e| e.node == *local);
+    let gone: BTreeSet<EndpointKey> =
+        changed.iter().filter_map(|(before, _)| before.filter(of_vpc)).map(Endpoint::key).collect();
+    comes || plan.endpoints.keys().any(|key| key.vpc == *vpc && !gone.contains(key))
 }
 
 /// Whether the new rules ask the same of peers, VPC by VPC.
-fn asks_the_same(memo: &Memo, world: &World, cache: &CompilerCache) -> bool {
-    memo.plan.vpcs.iter().all(|(id, vpc)| {
+fn asks_the_same(
+    plan: &NodePlan,
+    questions: &BTreeMap<VpcId, Arc<Questions>>,
+    world: &World,
+    cache: &CompilerCache,
+) -> bool {
+    plan.vpcs.iter().all(|(id, vpc)| {
         let groups = world.security_groups.values().filter(|g| g.vpc == vpc.name);
         let mut asked =
             Questions::new(groups, |name| world.cidr_groups.get(&(vpc.name.clone(), name.clone())));
         asked.prefixes.fault = cache.fault;
-        memo.questions.get(id).is_some_and(|held| **held == asked)
+        questions.get(id).is_some_and(|held| **held == asked)
     })
 }
 

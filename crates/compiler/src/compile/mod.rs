@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use flowloom_bpf_abi::{identity, peer_flags};
 use flowloom_model::{
-    Endpoint, GroupName, NamedPort, Node, NodeName, SecurityGroup, Subnet, Vpc, VpcName, World,
+    Endpoint, EndpointKey, GroupName, NamedPort, Node, NodeName, SecurityGroup, Subnet, Vpc, VpcName, World,
 };
 use ipnet::IpNet;
 
-use self::memo::Memo;
+use self::memo::{Inputs, Memo};
 use crate::fault::{Fault, planted};
 use crate::questions::{Questions, host};
 use crate::{
@@ -81,8 +81,33 @@ pub fn compile_with(
     numbers: &mut Numbers,
     cache: &mut CompilerCache,
 ) -> Compilation {
+    compile_from(world, local, options, numbers, cache, None)
+}
+
+/// [`compile_with`], where the caller knows that since the last compilation with this cache nothing changed but these endpoints
+/// (came, went, or are different): finding that out is most of the cost of a small change in a large world.
+#[must_use]
+pub fn compile_endpoints(
+    world: &World,
+    local: &NodeName,
+    options: CompileOptions,
+    numbers: &mut Numbers,
+    cache: &mut CompilerCache,
+    changed: &BTreeSet<EndpointKey>,
+) -> Compilation {
+    compile_from(world, local, options, numbers, cache, Some(changed))
+}
+
+fn compile_from(
+    world: &World,
+    local: &NodeName,
+    options: CompileOptions,
+    numbers: &mut Numbers,
+    cache: &mut CompilerCache,
+    only: Option<&BTreeSet<EndpointKey>>,
+) -> Compilation {
     if let Some(memo) = cache.memo.take()
-        && let Some(compilation) = memo::resume(memo, world, local, options, numbers, cache)
+        && let Some(compilation) = memo::resume(memo, world, local, options, numbers, cache, only)
     {
         #[cfg(test)]
         {
@@ -105,7 +130,7 @@ pub fn compile_with(
     compiler.nodes();
     compiler.vpcs();
     compiler.name_rules();
-    compiler.finish()
+    compiler.finish(Inputs::new(world, local, options))
 }
 
 /// What two endpoints must have in common to share specs.
@@ -281,17 +306,42 @@ impl<'a> Compiler<'a> {
     /// World, subnets, and every prefix that rules name, where nobody has the very address.
     fn prefixes(&mut self, scope: &VpcScope<'_>, plan: &VpcPlan) {
         let all = everywhere().into_iter().chain(plan.subnets.iter().copied());
-        for net in all.chain(scope.questions.prefixes.iter().copied()) {
+        let foreign: Vec<IpNet> = self.foreign_ranges(scope).map(|(net, _)| net).collect();
+        for net in all.chain(foreign).chain(scope.questions.prefixes.iter().copied()) {
             if !self.plan.ipcache.contains_key(&(scope.id, net)) {
                 self.prefix(scope, net);
             }
         }
     }
 
+    /// Ranges that other nodes' agents allocate from, with the way there.
+    fn foreign_ranges<'s>(
+        &self,
+        scope: &'s VpcScope<'_>,
+    ) -> impl Iterator<Item = (IpNet, IpAddr)> + use<'_, 's, 'a> {
+        let whole = scope
+            .subnets
+            .iter()
+            .flat_map(|s| s.node.iter().flat_map(|n| s.cidrs.iter().map(move |c| (n, *c))));
+        let parts = scope.subnets.iter().flat_map(|s| s.cni_ranges.iter().map(|r| (&r.node, r.cidr)));
+        whole
+            .chain(parts)
+            .filter(|(node, _)| *node != self.local)
+            .filter_map(|(node, cidr)| Some((cidr.trunc(), self.tunnel_of(self.world.nodes.get(node)?)?)))
+    }
+
     fn prefix(&mut self, scope: &VpcScope<'_>, net: IpNet) {
         let world = if scope.vpc.name.is_default() { peer_flags::STACK } else { 0 };
-        let flags = if scope.inside(net) { peer_flags::UNASSIGNED } else { world };
-        self.peer(scope, net, scope.facts(net, None, 0), flags, None);
+        // What another node hands out to CNI attachments is known here by its range only.
+        let foreign = self.foreign_ranges(scope).find(|(range, _)| range.contains(&net));
+        let (flags, tunnel) = match foreign {
+            Some((_, tunnel)) if self.options.direct_routes && scope.vpc.name.is_default() => {
+                (peer_flags::REMOTE | peer_flags::DIRECT, Some(tunnel))
+            }
+            Some((_, tunnel)) => (peer_flags::REMOTE, Some(tunnel)),
+            None => (if scope.inside(net) { peer_flags::UNASSIGNED } else { world }, None),
+        };
+        self.peer(scope, net, scope.facts(net, None, 0), flags, tunnel);
     }
 
     /// Gateways, and in the default VPC the nodes.
@@ -371,7 +421,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    fn finish(mut self) -> Compilation {
+    fn finish(mut self, inputs: Inputs) -> Compilation {
         self.conditions.sort();
         self.conditions.dedup();
         let plan = &self.plan;
@@ -380,7 +430,7 @@ impl<'a> Compiler<'a> {
         self.specs
             .retain(|_, slots| slots.is_some_and(|s| s.iter().all(|slot| plan.policies.contains_key(slot))));
         let compilation = Compilation { plan: self.plan.clone(), conditions: self.conditions.clone() };
-        self.remember();
+        self.remember(inputs);
         compilation
     }
 }
