@@ -128,7 +128,7 @@ fn kill_everywhere(before: &NodePlan, after: &NodePlan) -> u32 {
         let report = node.apply(&ops);
         if !report.aborted {
             assert_eq!(node.memory.state, clean.memory.state);
-            return u32::try_from(n - first).unwrap();
+            return u32::try_from(n - first).expect("few writes");
         }
         assert_eq!(report.writes, n - first);
         node.restart();
