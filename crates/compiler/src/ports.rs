@@ -197,7 +197,7 @@ impl Answers {
         entries: &mut PolicyEntries,
     ) {
         if let Some(first) = self.candidates.first()
-            && !inherited.is_some_and(|v| self.candidates.binary_search(&v).is_ok())
+            && inherited.is_none_or(|v| self.candidates.binary_search(&v).is_err())
             && let Some(key) = masked(identity, protocol, block.start, PolicyKey::PROTOCOL_BITS + block.len)
         {
             entries.insert(key, *first);

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use flowloom_model::*;
+use flowloom_model::{
+    Action, AllowLocalhost, DefaultPolicy, Direction, Endpoint, Entity, Protocol, Remote, Rule,
+    SecurityGroup, Selector, Subnet, Vni, Vpc, VpcName,
+};
 
 use super::sample::*;
 use crate::Verdict::{Allow, Drop};

@@ -2,7 +2,11 @@
 
 use std::net::IpAddr;
 
-use flowloom_model::*;
+use flowloom_model::{
+    Action, AllowLocalhost, Attachment, CidrEntry, DefaultPolicy, Direction, Endpoint, EndpointKey, Labels,
+    NamedPort, Node, NodeName, Protocol, Remote, Rule, SecurityGroup, Selector, Subnet, Vni, Vpc, VpcName,
+    World,
+};
 
 use crate::*;
 
