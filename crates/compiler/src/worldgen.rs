@@ -219,6 +219,9 @@ fn add_endpoint(world: &mut World, vpc: &VpcName, number: usize, rng: &mut Rng) 
     if ips.len() == 2 && rng.one_in(3) {
         ips.remove(rng.below(2));
     }
+    if rng.one_in(30) {
+        ips.clear();
+    }
     let groups: Vec<_> =
         world.security_groups.keys().filter(|(v, _)| v == vpc).map(|(_, g)| g.clone()).collect();
     let mut attached: BTreeSet<_> = (0..rng.below(5)).map(|_| rng.pick(&groups).clone()).collect();

@@ -1,8 +1,8 @@
 //! What one compilation leaves for the next, and how the next starts from it.
 //!
 //! Two cases are cheap: endpoints come, go or change while everything else stays; rules change while they ask the same of peers.
-//! Whatever else changes, and whatever is not whole (a condition, two endpoints that want one address), is compiled from the start,
-//! so the result never depends on the path that led to it.
+//! Whatever else changes, and whatever could right or wrong something else (two endpoints that want one address), is compiled from
+//! the start, so the result never depends on the path that led to it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use super::{Compilation, CompileOptions, Compiler, CompilerCache, SpecKey, VpcScope};
 use crate::diff::both;
 use crate::questions::{Questions, host};
-use crate::{Condition, Identity, NodePlan, Numbers, PolicySlot, VpcId};
+use crate::{Condition, ConditionReason, Identity, NodePlan, Numbers, ObjectRef, PolicySlot, VpcId};
 
 /// More changed VPCs than this are compiled from the start.
 const MOST_VPCS: usize = 8;
@@ -96,7 +96,7 @@ pub(super) fn resume(
             && inputs.vpcs == world.vpcs
             && inputs.subnets == world.subnets
     };
-    if epoch != numbers.epoch() || !conditions.is_empty() || !(only.is_some() || same_frame()) {
+    if epoch != numbers.epoch() || !(only.is_some() || same_frame()) {
         return None;
     }
     let new_rules =
@@ -117,8 +117,10 @@ pub(super) fn resume(
     };
     let ids: BTreeMap<VpcName, VpcId> = plan.vpcs.iter().map(|(id, vpc)| (vpc.name.clone(), *id)).collect();
     // Other nodes' endpoints in VPCs that this node has no part in change nothing here.
-    let concerns =
-        |e: &&&Endpoint| ids.contains_key(&e.vpc) || e.node == *local || !world.vpcs.contains_key(&e.vpc);
+    let concerns = |e: &&&Endpoint| {
+        let waits = || world.vpcs.get(&e.vpc).is_none_or(|vpc| vpc.vni.is_none());
+        ids.contains_key(&e.vpc) || e.node == *local || waits()
+    };
     let touched: BTreeSet<&VpcName> = changed
         .iter()
         .flat_map(|(before, after)| before.iter().chain(after))
@@ -129,6 +131,7 @@ pub(super) fn resume(
         || touched.len() > MOST_VPCS
         || touched.iter().any(|vpc| !ids.contains_key(*vpc))
         || !changed.iter().filter_map(|(_, after)| *after).all(|e| refers_well(world, e))
+        || !(conditions.is_empty() || (!new_rules && stay_true(&conditions, &changed)))
         || touched.iter().any(|vpc| !vpc.is_default() && !keeps_a_local(&plan, &changed, vpc, local))
     {
         return None;
@@ -144,6 +147,7 @@ pub(super) fn resume(
             scopes.insert(name.clone(), VpcScope { id: *id, vpc, subnets, groups, questions });
         }
     }
+    let known = conditions.len();
     let mut compiler = Compiler {
         world,
         local,
@@ -151,7 +155,7 @@ pub(super) fn resume(
         numbers,
         cache,
         plan,
-        conditions: Vec::new(),
+        conditions,
         specs: if new_rules { BTreeMap::new() } else { specs },
         holders,
         questions,
@@ -169,7 +173,7 @@ pub(super) fn resume(
     if new_rules {
         compiler.reslot(&scopes)?;
     }
-    if !compiler.conditions.is_empty() {
+    if compiler.conditions.len() != known {
         return None;
     }
     if new_rules
@@ -202,6 +206,17 @@ fn refers_well(world: &World, endpoint: &Endpoint) -> bool {
     let of_vpc = |name: &GroupName| (endpoint.vpc.clone(), name.clone());
     world.nodes.get(&endpoint.node).is_some_and(|node| !node.addresses.is_empty())
         && endpoint.security_groups.iter().all(|name| world.security_groups.contains_key(&of_vpc(name)))
+}
+
+/// Whether what was wrong is wrong still, whatever these endpoints do: nothing that they could free or stop using.
+fn stay_true(conditions: &[Condition], changed: &[Pair<'_>]) -> bool {
+    let keys: BTreeSet<EndpointKey> =
+        changed.iter().flat_map(|(before, after)| before.iter().chain(after)).map(|e| e.key()).collect();
+    conditions.iter().all(|c| match (&c.object, c.reason) {
+        (_, ConditionReason::Conflict | ConditionReason::OutOfNumbers) | (ObjectRef::Rule { .. }, _) => false,
+        (ObjectRef::Endpoint { endpoint }, _) => !keys.contains(endpoint),
+        _ => true,
+    })
 }
 
 /// Whether a VPC has a local endpoint after the change.
