@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use flowloom_api::v1::digest;
-use flowloom_testkit::{Cmd, Mode, Ns, Outcome, Probe, TcpFlow, TcpServer};
+use flowloom_netlink::Netns;
+use flowloom_testkit::{Cmd, Mode, Ns, Outcome, Output, Probe, TcpFlow, TcpServer};
 use flowloom_tests_e2e::{Document, Lab, binary};
 use serde_json::json;
 
@@ -200,20 +201,33 @@ fn killed_at_every_write_of_an_endpoint_going() -> Result<()> {
     every_write("endpoint goes", &|lab| Ok(with_endpoint(lab)), &|lab| Ok(base(lab)))
 }
 
-fn cni(lab: &Lab, verb: &str, ns: &Ns) -> Result<flowloom_testkit::Output> {
-    let socket = &lab.agents.first().context("no agent")?.socket;
-    let config = json!({"cniVersion": "1.0.0", "name": "flowloom", "type": "flowloom-cni", "socket": socket})
-        .to_string();
-    Cmd::new(&[binary("flowloom-cni")?])
-        .env("CNI_COMMAND", verb)
-        .env("CNI_CONTAINERID", "c1")
-        .env("CNI_NETNS", ns.path())
-        .env("CNI_IFNAME", "eth0")
-        .env("CNI_PATH", "/opt/cni/bin")
-        .input(config)
-        .in_netns(&lab.node(0).ns)?
-        .timeout(Duration::from_secs(60))
-        .run()
+/// A runtime's call of the plugin on the node.
+struct Runtime {
+    config: String,
+    node: Netns,
+}
+
+impl Runtime {
+    fn of(lab: &Lab) -> Result<Self> {
+        let socket = &lab.agents.first().context("no agent")?.socket;
+        let config =
+            json!({"cniVersion": "1.0.0", "name": "flowloom", "type": "flowloom-cni", "socket": socket})
+                .to_string();
+        Ok(Self { config, node: lab.node(0).ns.try_clone()? })
+    }
+
+    fn call(&self, verb: &str, ns: &Ns) -> Result<Output> {
+        Cmd::new(&[binary("flowloom-cni")?])
+            .env("CNI_COMMAND", verb)
+            .env("CNI_CONTAINERID", "c1")
+            .env("CNI_NETNS", ns.path())
+            .env("CNI_IFNAME", "eth0")
+            .env("CNI_PATH", "/opt/cni/bin")
+            .input(self.config.as_bytes())
+            .in_netns(&self.node)?
+            .timeout(Duration::from_secs(90))
+            .run()
+    }
 }
 
 /// ADD or DEL with the agent killed at every write, each repeated as a runtime repeats it.
@@ -221,48 +235,58 @@ fn every_write_of_cni(verb: &str) -> Result<()> {
     let mut lab = Lab::builder().nodes(1).start()?;
     lab.apply(&base(&lab))?;
     let without = state(&lab)?;
+    let runtime = Runtime::of(&lab)?;
     let mut killed = 0;
     for n in 1..=MOST {
         let ns = Ns::new("pod")?;
         if verb == "DEL" {
-            cni(&lab, "ADD", &ns)?.success()?;
+            runtime.call("ADD", &ns)?.success()?;
         }
         start_doomed(&mut lab, n)?;
         if died(&mut lab)? {
             start_whole(&mut lab)?;
             if verb == "DEL" {
-                cni(&lab, "DEL", &ns)?.success()?;
+                runtime.call("DEL", &ns)?.success()?;
             }
             assert_eq!(state(&lab)?, without, "{verb}: restart killed before write {n}");
             continue;
         }
-        // The plugin waits for an agent that comes back, so the call and the restart go on side by side.
-        let socket_owner = std::thread::scope(|scope| -> Result<bool> {
-            let call = scope.spawn(|| cni(&lab, verb, &ns));
-            let output = call.join().map_err(|_| anyhow::anyhow!("the call panicked"))??;
-            Ok(output.status.success())
+        // The plugin waits for an agent that comes back: the call and the restart go on side by side.
+        let dead = std::thread::scope(|scope| -> Result<bool> {
+            let call = scope.spawn(|| runtime.call(verb, &ns));
+            let mut dead = false;
+            loop {
+                // Asked before the agent is looked at: it may die right after its answer.
+                let finished = call.is_finished();
+                let agent = lab.agents.first_mut().context("no agent")?;
+                if agent.process.as_mut().context("not started")?.status()?.is_some() {
+                    dead = true;
+                    agent.process = None;
+                    start_whole(&mut lab)?;
+                }
+                if finished {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+            call.join()
+                .map_err(|_| anyhow::anyhow!("the call panicked"))??
+                .success()
+                .with_context(|| format!("{verb} over write {n}"))?;
+            Ok(dead)
         })?;
-        let dead = lab
-            .agents
-            .first_mut()
-            .and_then(|a| a.process.as_mut())
-            .context("not started")?
-            .status()?
-            .is_some();
-        if dead {
-            killed += 1;
-            lab.agents.first_mut().context("no agent")?.process = None;
+        killed += usize::from(dead);
+        if !dead {
+            // What follows is not what is counted.
             start_whole(&mut lab)?;
-        } else {
-            assert!(socket_owner, "{verb} failed although the agent lives");
         }
         // The runtime tries again; for an ADD that succeeded already this is a repeated ADD.
-        cni(&lab, verb, &ns)?.success().with_context(|| format!("{verb} again after write {n}"))?;
+        runtime.call(verb, &ns)?.success().with_context(|| format!("{verb} again after write {n}"))?;
         if verb == "ADD" {
             let own = lab.agents.first().context("no agent")?.client().endpoints()?.endpoints;
             let attached = own.iter().filter(|e| e.attachment.is_some()).count();
             assert_eq!(attached, 1, "after write {n}: {own:?}");
-            cni(&lab, "DEL", &ns)?.success()?;
+            runtime.call("DEL", &ns)?.success()?;
         }
         assert_eq!(state(&lab)?, without, "{verb}: killed before write {n}");
         if !dead {

@@ -83,7 +83,8 @@ fn no_mixture_of_two_policies_is_ever_in_force() -> Result<()> {
                         if ended.load(Ordering::Relaxed) {
                             break;
                         }
-                        let socket = UdpSocket::bind(("10.1.0.10", 20_000 + (number % 40_000) as u16))?;
+                        // Ports below the range that the kernel gives to the established flows.
+                        let socket = UdpSocket::bind(("10.1.0.10", 2_000 + (number % 30_000) as u16))?;
                         for (to, mark) in [(to_a, 3u64), (to_b, 4)] {
                             let mut datagram = number.to_be_bytes().to_vec();
                             datagram.extend(mark.to_be_bytes());

@@ -235,9 +235,9 @@ fn run(args: &Args) -> Result<bool> {
     let mut good = true;
     for row in ROWS {
         let seen = demo.measure(row)?;
-        let rule = seen
-            .rule()
-            .with_context(|| format!("{} to {}:{} was decided by no rule: {:?}", row.from, row.to, row.port, seen.explained))?;
+        let rule = seen.rule().with_context(|| {
+            format!("{} to {}:{} was decided by no rule: {:?}", row.from, row.to, row.port, seen.explained)
+        })?;
         let mut document = document(&demo.lab);
         document.take_rule(&rule)?;
         demo.lab.apply(&document)?;
