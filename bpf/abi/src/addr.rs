@@ -9,9 +9,22 @@ pub const FAMILY_V6: u8 = 6;
 ///
 /// Real IPv6 packets that carry a mapped address are dropped at parse time ([`crate::DropReason::InvalidAddress`]), so the two families never alias.
 #[repr(C, align(4))]
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(Clone, Copy, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[expect(
+    clippy::derived_hash_with_manual_eq,
+    reason = "equality is that of the bytes, only written in words"
+)]
 pub struct Addr(pub [u8; 16]);
 crate::assert_layout!(Addr, 16);
+
+impl PartialEq for Addr {
+    /// In words: the copies carry the type's alignment, which the bytes alone do not have on the kernel's side.
+    #[inline(always)]
+    fn eq(&self, other: &Self) -> bool {
+        let (a, b) = (*self, *other);
+        u128::from_ne_bytes(a.0) == u128::from_ne_bytes(b.0)
+    }
+}
 
 /// Prefix bits in front of an IPv4 address in mapped form.
 pub const V4_PREFIX_BITS: u8 = 96;
@@ -24,7 +37,7 @@ impl Addr {
     #[inline(always)]
     #[must_use]
     pub const fn v4(a: [u8; 4]) -> Self {
-        Self([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3]])
+        Self((0xffff_0000_0000 | u32::from_be_bytes(a) as u128).to_be_bytes())
     }
 
     /// IPv6 as it is.
@@ -38,10 +51,8 @@ impl Addr {
     #[inline(always)]
     #[must_use]
     pub const fn is_v4(&self) -> bool {
-        let a = &self.0;
-        (a[0] | a[1] | a[2] | a[3] | a[4] | a[5] | a[6] | a[7] | a[8] | a[9]) == 0
-            && a[10] == 0xff
-            && a[11] == 0xff
+        let a = *self;
+        u128::from_be_bytes(a.0) >> 32 == 0xffff
     }
 
     /// The last four bytes: the IPv4 address when [`Self::is_v4`].
@@ -55,7 +66,8 @@ impl Addr {
     #[inline(always)]
     #[must_use]
     pub const fn is_zero(&self) -> bool {
-        u128::from_ne_bytes(self.0) == 0
+        let a = *self;
+        u128::from_ne_bytes(a.0) == 0
     }
 }
 

@@ -347,7 +347,6 @@ pub(crate) fn key(p: &mut Packet) {
     let src_is_lo = if src == dst { ports } else { src < dst };
     p.key.vpc = p.vpc;
     p.key.protocol = p.tuple_protocol;
-    p.key.pad = [0; 3];
     if src_is_lo {
         p.flags |= flag::SRC_IS_LO;
         p.key.lo = p.tuple_src;

@@ -11,7 +11,7 @@ use flowloom_bpf_abi::{
     RateKey, RateValue, TraceStep, TrafficCounters, VpcRecord, direction,
 };
 
-use crate::{CtCell, Frame, Inserted, Packet, Tables, TunnelKey, Verdict};
+use crate::{CtCell, Frame, Inserted, Packet, Tables, TunnelKey, Verdict, Zero};
 
 /// Where a redirect went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -321,6 +321,10 @@ impl FakeTables {
 
 impl Tables for &FakeTables {
     type Slot = u32;
+
+    fn clear<Z: Zero>(self, value: &mut Z) {
+        *value = Z::default();
+    }
 
     fn dry(self) -> bool {
         self.dry.get()

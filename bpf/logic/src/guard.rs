@@ -22,6 +22,8 @@ const ANY4: Addr = Addr::v4([0, 0, 0, 0]);
 /// Whether the first `bits` of two addresses are equal.
 #[inline(always)]
 pub(crate) fn same_prefix(a: &Addr, b: &Addr, bits: u32) -> bool {
+    // Copies first: they are read in words.
+    let (a, b) = (*a, *b);
     let differing = u128::from_be_bytes(a.0) ^ u128::from_be_bytes(b.0);
     let high = (differing >> 64) as u64;
     let low = differing as u64;

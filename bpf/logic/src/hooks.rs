@@ -15,7 +15,7 @@ use crate::{Step, answer, bail, go, neighbour, report, route, track};
 /// TCX ingress of an endpoint's host-side device: everything that a workload sends.
 #[inline(always)]
 pub fn from_endpoint<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict {
-    p.begin(hook::FROM_ENDPOINT, direction::EGRESS);
+    p.begin(t, hook::FROM_ENDPOINT, direction::EGRESS);
     let step = sent(f, t, p);
     report::finish(f, t, p, step)
 }
@@ -112,7 +112,7 @@ fn special<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, kind: Kind) -> Step 
 /// TCX egress of an endpoint's host-side device: everything that reaches a workload through the stack.
 #[inline(always)]
 pub fn to_endpoint<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict {
-    p.begin(hook::TO_ENDPOINT, direction::INGRESS);
+    p.begin(t, hook::TO_ENDPOINT, direction::INGRESS);
     let step = received(f, t, p);
     report::finish(f, t, p, step)
 }
@@ -207,7 +207,7 @@ fn prepare<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
 /// TCX ingress of the VXLAN device: what other nodes send.
 #[inline(always)]
 pub fn from_overlay<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict {
-    p.begin(hook::FROM_OVERLAY, direction::INGRESS);
+    p.begin(t, hook::FROM_OVERLAY, direction::INGRESS);
     let step = tunnelled(f, t, p);
     report::finish(f, t, p, step)
 }
@@ -301,7 +301,7 @@ fn inward<T: Tables>(t: T, p: &mut Packet) -> Step {
 /// TCX egress of the VXLAN device: what programs have wrapped already, and this host's own packets to endpoints elsewhere.
 #[inline(always)]
 pub fn to_overlay<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict {
-    p.begin(hook::TO_OVERLAY, direction::EGRESS);
+    p.begin(t, hook::TO_OVERLAY, direction::EGRESS);
     let step = wrapped(f, t, p);
     report::finish(f, t, p, step)
 }
@@ -342,7 +342,7 @@ fn wrap<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
 /// TCX ingress of an uplink: what comes for local endpoints of the default VPC without a tunnel.
 #[inline(always)]
 pub fn from_uplink<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict {
-    p.begin(hook::FROM_UPLINK, direction::INGRESS);
+    p.begin(t, hook::FROM_UPLINK, direction::INGRESS);
     let step = arrived(f, t, p);
     report::finish(f, t, p, step)
 }

@@ -29,7 +29,7 @@ mod track;
 pub use conntrack::{CtCell, DecisionCell, expired, timeout};
 pub use frame::{Frame, TunnelKey, Verdict};
 pub use hooks::{from_endpoint, from_overlay, from_uplink, to_endpoint, to_overlay, to_uplink};
-pub use packet::Packet;
+pub use packet::{Packet, Zero};
 pub use tables::{Inserted, Tables};
 
 use flowloom_bpf_abi::DropReason;

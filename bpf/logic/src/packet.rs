@@ -1,36 +1,20 @@
 //! What the stages of one packet tell each other: per-CPU scratch in the kernel.
 
+use core::mem::{offset_of, size_of};
+
 use flowloom_bpf_abi::{Addr, AddressKey, CtDecision, CtEntry, CtKey, Event, FragKey, PeerKey, PolicyKey};
 
 use crate::frame::{TunnelKey, Verdict};
+use crate::tables::Tables;
 
-/// One packet's state. Set up by [`Packet::begin`]; what a stage has not filled is stale from the packet before.
+/// One packet's state. [`Packet::begin`] clears what is before `buf`; of the rest, what a stage has not filled is stale from the packet before.
 #[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
+#[repr(C, align(8))]
 pub struct Packet {
     pub(crate) src: Addr,
     pub(crate) dst: Addr,
-    /// Source of the connection's tuple: `src`, or the address that an ICMP error's inner packet went to.
-    pub(crate) tuple_src: Addr,
-    pub(crate) key: CtKey,
-    pub(crate) policy_key: PolicyKey,
-    pub(crate) address_key: AddressKey,
-    pub(crate) peer_key: PeerKey,
-    pub(crate) frag_key: FragKey,
-    /// Tunnel endpoint of the destination.
-    pub(crate) tunnel: Addr,
-    pub(crate) tunnel_key: TunnelKey,
-    pub(crate) decision: CtDecision,
-    pub(crate) entry: CtEntry,
-    pub(crate) event: Event,
-    pub(crate) verdict: i32,
     pub(crate) flags: u32,
     pub(crate) vpc: u32,
-    pub(crate) vpc_flags: u32,
-    pub(crate) vni: u32,
-    pub(crate) generation: u32,
-    /// Seconds.
-    pub(crate) now: u32,
     /// Endpoint whose source side this hook judges, 0 = none.
     pub(crate) src_ep: u32,
     /// Endpoint whose destination side this hook judges, 0 = none.
@@ -39,6 +23,47 @@ pub struct Packet {
     pub(crate) dst_identity: u32,
     /// Endpoint that a drop is counted for.
     pub(crate) blame: u32,
+    /// Rule of the last decision.
+    pub(crate) rule: u32,
+    pub(crate) sport: [u8; 2],
+    pub(crate) dport: [u8; 2],
+    /// ICMP type and code that policy sees.
+    pub(crate) icmp: [u8; 2],
+    pub(crate) family: u8,
+    pub(crate) protocol: u8,
+    pub(crate) tcp_flags: u8,
+    /// Bytes of the transport header.
+    pub(crate) l4_len: u8,
+    /// Protocol of the connection's tuple.
+    pub(crate) tuple_protocol: u8,
+    pub(crate) route: u8,
+    /// Last verdict of a policy.
+    pub(crate) policy_verdict: u8,
+    /// Flags of the last decision.
+    pub(crate) policy_flags: u8,
+    pad: [u8; 2],
+    // What follows is not cleared.
+    /// Bytes of the frame, on their way to the fields.
+    pub(crate) buf: Buffer,
+    /// Source of the connection's tuple: `src`, or the address that an ICMP error's inner packet went to.
+    pub(crate) tuple_src: Addr,
+    /// Tunnel endpoint of the destination.
+    pub(crate) tunnel: Addr,
+    pub(crate) key: CtKey,
+    pub(crate) policy_key: PolicyKey,
+    pub(crate) address_key: AddressKey,
+    pub(crate) peer_key: PeerKey,
+    pub(crate) frag_key: FragKey,
+    pub(crate) tunnel_key: TunnelKey,
+    pub(crate) decision: CtDecision,
+    pub(crate) entry: CtEntry,
+    pub(crate) event: Event,
+    pub(crate) verdict: i32,
+    pub(crate) vpc_flags: u32,
+    pub(crate) vni: u32,
+    pub(crate) generation: u32,
+    /// Seconds.
+    pub(crate) now: u32,
     /// Offset of the transport header.
     pub(crate) l4: u32,
     /// IP packet's length by its own header.
@@ -47,8 +72,6 @@ pub struct Packet {
     pub(crate) ident: u32,
     pub(crate) tcp_seq: u32,
     pub(crate) tcp_ack: u32,
-    /// Rule of the last decision.
-    pub(crate) rule: u32,
     /// Largest IP packet where this one was too large.
     pub(crate) mtu: u32,
     /// `ifindex` of the hook's device.
@@ -56,28 +79,48 @@ pub struct Packet {
     pub(crate) eth_dst: [u8; 6],
     pub(crate) eth_src: [u8; 6],
     pub(crate) ethertype: [u8; 2],
-    pub(crate) sport: [u8; 2],
-    pub(crate) dport: [u8; 2],
-    /// ICMP type and code that policy sees.
-    pub(crate) icmp: [u8; 2],
-    /// Bytes of the transport header.
-    pub(crate) l4_len: u8,
-    pub(crate) family: u8,
-    pub(crate) protocol: u8,
-    /// Protocol of the connection's tuple.
-    pub(crate) tuple_protocol: u8,
     pub(crate) ttl: u8,
-    pub(crate) tcp_flags: u8,
     pub(crate) hook: u8,
-    pub(crate) route: u8,
     /// Reason of a route that leads nowhere.
     pub(crate) route_drop: u8,
     /// Direction that a drop is counted for.
     pub(crate) blame_direction: u8,
-    /// Last verdict of a policy.
-    pub(crate) policy_verdict: u8,
-    /// Flags of the last decision.
-    pub(crate) policy_flags: u8,
+}
+
+/// Scratch for headers: filled by the kernel's copy, so it is not cleared first.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(8))]
+pub(crate) struct Buffer([u8; 40]);
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Self([0; 40])
+    }
+}
+
+impl Buffer {
+    /// The first bytes.
+    #[inline(always)]
+    pub(crate) fn first<const N: usize>(&mut self) -> &mut [u8; N] {
+        const { assert!(N <= 40) };
+        match self.0.first_chunk_mut() {
+            Some(b) => b,
+            // Never: the size is checked when this is compiled.
+            None => unreachable!(),
+        }
+    }
+}
+
+/// Values that start as zero bytes.
+///
+/// Clearing is the table's business: this target's compiler makes a loop over bytes of every plain assignment of zeros.
+pub trait Zero: Copy + Default {
+    /// How many bytes of the value, from its start, are cleared; the rest need not be.
+    const CLEARED: usize = size_of::<Self>();
+}
+impl Zero for CtEntry {}
+impl Zero for Packet {
+    const CLEARED: usize = offset_of!(Self, buf);
 }
 
 /// Flags of a [`Packet`].
@@ -137,35 +180,11 @@ pub(crate) mod to {
 impl Packet {
     /// Forgets the packet before.
     #[inline(always)]
-    pub(crate) fn begin(&mut self, hook: u8, direction: u8) {
+    pub(crate) fn begin<T: Tables>(&mut self, t: T, hook: u8, direction: u8) {
+        t.clear(self);
         self.verdict = Verdict::DROP.0;
-        self.flags = 0;
-        self.vpc = 0;
-        self.vpc_flags = 0;
-        self.vni = 0;
-        self.generation = 0;
-        self.src_ep = 0;
-        self.dst_ep = 0;
-        self.src_identity = 0;
-        self.dst_identity = 0;
-        self.blame = 0;
-        self.rule = 0;
-        self.sport = [0; 2];
-        self.dport = [0; 2];
-        self.icmp = [0; 2];
-        self.family = 0;
-        self.protocol = 0;
-        self.tuple_protocol = 0;
-        self.tcp_flags = 0;
-        self.l4_len = 0;
         self.hook = hook;
-        self.route = to::NONE;
-        self.route_drop = 0;
         self.blame_direction = direction;
-        self.policy_verdict = 0;
-        self.policy_flags = 0;
-        self.src = Addr::ZERO;
-        self.dst = Addr::ZERO;
     }
 
     #[inline(always)]

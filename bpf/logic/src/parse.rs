@@ -29,8 +29,8 @@ const MAX_EXTENSIONS: u32 = 6;
 /// The Ethernet header.
 #[inline(never)]
 pub(crate) fn link<F: Frame>(f: F, p: &mut Packet) -> Step {
-    let mut b = [0; 14];
-    if !f.load(0, &mut b) {
+    let b = p.buf.first::<14>();
+    if !f.load(0, b) {
         bail!(Truncated);
     }
     p.eth_dst = [b[0], b[1], b[2], b[3], b[4], b[5]];
@@ -57,8 +57,8 @@ pub(crate) fn ip<F: Frame>(f: F, p: &mut Packet) -> Step {
 
 #[inline(never)]
 fn ipv4<F: Frame>(f: F, p: &mut Packet) -> Step {
-    let mut b = [0; 20];
-    if !f.load(ETH, &mut b) {
+    let b = p.buf.first::<20>();
+    if !f.load(ETH, b) {
         bail!(Truncated);
     }
     let header = u32::from(b[0] & 15) * 4;
@@ -106,8 +106,8 @@ fn ipv4<F: Frame>(f: F, p: &mut Packet) -> Step {
 
 #[inline(never)]
 fn ipv6<F: Frame>(f: F, p: &mut Packet) -> Step {
-    let mut b = [0; 40];
-    if !f.load(ETH, &mut b) {
+    let b = p.buf.first::<40>();
+    if !f.load(ETH, b) {
         bail!(Truncated);
     }
     if b[0] >> 4 != 6 {
@@ -208,8 +208,8 @@ pub(crate) fn transport<F: Frame>(f: F, p: &mut Packet) -> Step {
     let room = (ETH + p.ip_len).wrapping_sub(at);
     match p.protocol {
         TCP => {
-            let mut b = [0; 20];
-            if room < 20 || !f.load(at, &mut b) {
+            let b = p.buf.first::<20>();
+            if room < 20 || !f.load(at, b) {
                 bail!(Truncated);
             }
             let header = u32::from(b[12] >> 4) * 4;
@@ -235,8 +235,8 @@ pub(crate) fn transport<F: Frame>(f: F, p: &mut Packet) -> Step {
             }
         }
         UDP => {
-            let mut b = [0; 8];
-            if room < 8 || !f.load(at, &mut b) {
+            let b = p.buf.first::<8>();
+            if room < 8 || !f.load(at, b) {
                 bail!(Truncated);
             }
             p.sport = [b[0], b[1]];

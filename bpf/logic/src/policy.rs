@@ -18,7 +18,6 @@ pub(crate) fn decide<T: Tables>(t: T, p: &mut Packet, id: u32, side: u8, peer: u
     let slot = t.once(if side == direction::EGRESS { &ep.egress_slot } else { &ep.ingress_slot });
     let Some(map) = t.slot(slot) else { return Step::drop(DropReason::NotReady) };
     p.policy_key.prefixlen = PolicyKey::FULL_BITS;
-    p.policy_key.pad = 0;
     p.policy_key.identity = peer;
     let exact = if peer == identity::ANY { None } else { t.policy(map, &p.policy_key) };
     p.policy_key.identity = identity::ANY;

@@ -16,7 +16,9 @@ use crate::{Step, bail, go};
 /// Identity of an address; what nobody names is the world.
 #[inline(never)]
 pub(crate) fn identity_of<T: Tables>(t: T, p: &mut Packet, addr: &Addr) -> u32 {
-    p.peer_key = PeerKey { prefixlen: PeerKey::FULL_BITS, vpc: p.vpc, addr: *addr };
+    p.peer_key.prefixlen = PeerKey::FULL_BITS;
+    p.peer_key.vpc = p.vpc;
+    p.peer_key.addr = *addr;
     t.peer(&p.peer_key).map_or(identity::WORLD, |peer| peer.identity)
 }
 
@@ -38,7 +40,8 @@ pub(crate) fn find<T: Tables>(t: T, p: &mut Packet) {
     p.route = to::NONE;
     p.dst_ep = 0;
     p.dst_identity = identity::HOST;
-    p.address_key = AddressKey { vpc: p.vpc, addr: p.dst };
+    p.address_key.vpc = p.vpc;
+    p.address_key.addr = p.dst;
     if let Some(own) = t.address(&p.address_key) {
         if own.endpoint != 0 {
             p.dst_ep = own.endpoint;
@@ -53,7 +56,9 @@ pub(crate) fn find<T: Tables>(t: T, p: &mut Packet) {
             p.route = to::GATEWAY;
         }
     }
-    p.peer_key = PeerKey { prefixlen: PeerKey::FULL_BITS, vpc: p.vpc, addr: p.dst };
+    p.peer_key.prefixlen = PeerKey::FULL_BITS;
+    p.peer_key.vpc = p.vpc;
+    p.peer_key.addr = p.dst;
     let Some(peer) = t.peer(&p.peer_key) else {
         if p.route == to::NONE {
             p.dst_identity = identity::WORLD;

@@ -6,6 +6,7 @@ use flowloom_bpf_abi::{
 };
 
 use crate::conntrack::CtCell;
+use crate::packet::Zero;
 
 /// Outcome of an insert that must not replace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,6 +24,8 @@ pub trait Tables: Copy {
     /// An inner policy map.
     type Slot: Copy;
 
+    /// Clears a value as its type says.
+    fn clear<Z: Zero>(self, value: &mut Z);
     /// Whether this is a trace.
     fn dry(self) -> bool;
     /// Endpoint id of a device.

@@ -1,8 +1,8 @@
 //! Connections: a packet meets the two decisions of its own.
 
 use flowloom_bpf_abi::{
-    Addr, CtEntry, DropReason, ct_flags, ct_routes, ct_state, direction, endpoint_flags, policy_flags,
-    trace_step, verdict,
+    Addr, DropReason, ct_flags, ct_routes, ct_state, direction, endpoint_flags, policy_flags, trace_step,
+    verdict,
 };
 
 use crate::conntrack::{self, CtCell, first_state};
@@ -268,7 +268,7 @@ fn fresh<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, dead: Option<&CtCell>)
         // A route that leads nowhere is the second reason: policy is asked first.
         go!(stack_mode(p));
     }
-    p.entry = CtEntry::default();
+    t.clear(&mut p.entry);
     let mut keep = false;
     if p.src_ep != 0 {
         own_port(p);

@@ -10,7 +10,7 @@ use flowloom_bpf_abi::{
     FragKey, FragValue, MAX_TRACE_STEPS, NodeConfig, PeerKey, PeerRecord, PolicyKey, PolicyValue, QuotaKey,
     QuotaValue, RateKey, RateValue, TraceStep, VpcRecord, direction,
 };
-use flowloom_bpf_logic::{CtCell, Inserted, Tables};
+use flowloom_bpf_logic::{CtCell, Inserted, Tables, Zero};
 
 use crate::maps;
 
@@ -84,6 +84,18 @@ fn add(quota: NonNull<QuotaValue>, n: u64) -> u64 {
 
 impl Tables for Kernel {
     type Slot = NonNull<c_void>;
+
+    #[inline(always)]
+    fn clear<Z: Zero>(self, value: &mut Z) {
+        const { assert!(align_of::<Z>() >= 8 && Z::CLEARED.is_multiple_of(8) && Z::CLEARED <= size_of::<Z>()) };
+        let words = ptr::from_mut(value).cast::<u64>();
+        let mut i = 0;
+        while i < Z::CLEARED / 8 {
+            // SAFETY: inside the value, aligned (checked above); zero is valid for `Zero`. Volatile, or it becomes a call of memset.
+            unsafe { ptr::write_volatile(words.add(i), 0) };
+            i += 1;
+        }
+    }
 
     #[inline(always)]
     fn dry(self) -> bool {

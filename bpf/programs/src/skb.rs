@@ -1,5 +1,6 @@
 //! The packet: [`Frame`] over `__sk_buff` and helpers only, so nothing depends on how much of it is linear.
 
+use core::mem::MaybeUninit;
 use core::ptr;
 
 use aya_ebpf::bindings::{
@@ -29,6 +30,21 @@ macro_rules! field {
         // SAFETY: the context is valid while the program runs; the verifier checks offset and width.
         unsafe { ptr::read_volatile(&raw const (*$self.0).$name) }
     };
+}
+
+/// A cleared key. Word by word: a plain assignment of zeros becomes a loop over bytes on this target.
+#[inline(always)]
+fn no_key() -> RawTunnelKey {
+    let mut raw = MaybeUninit::<RawTunnelKey>::uninit();
+    let words = raw.as_mut_ptr().cast::<u32>();
+    let mut i = 0;
+    while i < size_of::<RawTunnelKey>() / 4 {
+        // SAFETY: inside the array.
+        unsafe { ptr::write_volatile(words.add(i), 0) };
+        i += 1;
+    }
+    // SAFETY: every word is written.
+    unsafe { raw.assume_init() }
 }
 
 impl Skb {
@@ -139,7 +155,7 @@ impl Frame for Skb {
 
     #[inline(never)]
     fn tunnel(self, key: &mut TunnelKey) -> bool {
-        let mut raw: RawTunnelKey = [0; 11];
+        let mut raw = no_key();
         // SAFETY: the helper writes at most the size it is told.
         let v4 =
             unsafe { bpf::bpf_skb_get_tunnel_key(self.0, raw.as_mut_ptr().cast(), RAW_TUNNEL_KEY, 0) == 0 };
@@ -168,7 +184,7 @@ impl Frame for Skb {
 
     #[inline(never)]
     fn set_tunnel(self, key: &TunnelKey) -> bool {
-        let mut raw: RawTunnelKey = [0; 11];
+        let mut raw = no_key();
         raw[0] = key.vni;
         raw[5] = OUTER_TTL << 8;
         let a = &key.remote.0;

@@ -268,12 +268,12 @@ fn the_kernel_decides_every_packet_as_the_logic_does() {
             };
             *verdicts.entry(outcome.verdict.0).or_default() += 1;
             // Some go on as a conversation: what was delivered is answered.
-            if outcome.verdict == Verdict::REDIRECT && r.chance(60) {
-                if let Some((hook, arrival)) = reply(&world, &outcome.frame) {
-                    if let Err(e) = world.twin.run(hook, &arrival) {
-                        panic!("round {round} step {step}, reply: {e:#}");
-                    }
-                }
+            if outcome.verdict == Verdict::REDIRECT
+                && r.chance(60)
+                && let Some((hook, arrival)) = reply(&world, &outcome.frame)
+                && let Err(e) = world.twin.run(hook, &arrival)
+            {
+                panic!("round {round} step {step}, reply: {e:#}");
             }
         }
         world.twin.compare().unwrap_or_else(|e| panic!("after round {round}: {e:#}"));
