@@ -1,0 +1,154 @@
+//! The other ways of a packet: direct routes, the stack, fragments, long streams, revocation under load.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use aya::programs::TcAttachType;
+use flowloom_bpf_abi::{config_flags, map_name, peer_flags};
+use flowloom_testkit::{
+    EchoServer, Mode, Netfilter, Ns, Outcome, Probe, TcpClient, TcpServer, Topology, UdpReceiver, UdpSender,
+    eventually, never,
+};
+use flowloom_tests_netns::lab::{ALLOW, DEFAULT_VPC, DENY, Lab, RED, Workload, identity};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn reaches(lab: &Lab, from: &Ns, to: &Workload) {
+    for v6 in [false, true] {
+        let addr = SocketAddr::new(to.ip(v6), 8080);
+        let _tcp = TcpServer::start(&to.ns, addr, Mode::Echo).expect("server");
+        let _udp = EchoServer::start(&to.ns, addr).expect("server");
+        let tcp = Probe::tcp(from, addr).timeout(SECOND).run().expect("tcp");
+        assert_eq!(tcp, Outcome::Connected, "tcp v6={v6} {:?}", lab.programs.drops());
+        assert_eq!(
+            Probe::udp(from, addr).timeout(SECOND).run().expect("udp"),
+            Outcome::Connected,
+            "udp v6={v6}"
+        );
+        let echo = Probe::icmp(from, addr.ip()).timeout(SECOND).run().expect("icmp");
+        assert_eq!(echo, Outcome::Connected, "icmp v6={v6}");
+        let mut client = TcpClient::connect(from, addr, SECOND).expect("connect");
+        client.round_trip(&vec![7; 300_000], Duration::from_secs(5)).expect("bulk");
+    }
+}
+
+#[test]
+fn direct_routes_carry_the_default_vpc_between_nodes_without_the_stack() {
+    let topology = Topology::builder().netfilter(Netfilter::ForwardDrop).build().expect("topology");
+    let mut labs = [Lab::new(1).expect("one"), Lab::new(2).expect("two")];
+    let mut workloads = Vec::new();
+    for (i, (lab, node)) in labs.iter_mut().zip(&topology.nodes).enumerate() {
+        lab.configure(|c| {
+            c.uplink_ifindex = node.uplink_index.number();
+            c.uplink_mtu = 1500;
+        })
+        .expect("config");
+        lab.attach(&node.ns, node.uplink.as_str(), "from_uplink", TcAttachType::Ingress).expect("attach");
+        lab.attach(&node.ns, node.uplink.as_str(), "to_uplink", TcAttachType::Egress).expect("attach");
+        workloads.push(lab.workload(&node.ns, 1 + i as u32, DEFAULT_VPC, i as u8, 10).expect("workload"));
+    }
+    for (here, there) in [(0, 1), (1, 0)] {
+        let (node, other) = (&topology.nodes[here], &topology.nodes[there]);
+        for v6 in [false, true] {
+            let peer = workloads[there].ip(v6);
+            let via: IpAddr = if v6 { other.ip6.into() } else { other.ip4.into() };
+            let route = ["ip", "route", "add", &peer.to_string(), "via", &via.to_string()].map(str::to_owned);
+            node.ns.exec_ok(&route).expect("route");
+            let id = identity(workloads[there].id);
+            labs[here].remote_peer(DEFAULT_VPC, peer, id, via, peer_flags::DIRECT).expect("peer");
+        }
+    }
+    reaches(&labs[1], &workloads[0].ns, &workloads[1]);
+    reaches(&labs[0], &workloads[1].ns, &workloads[0]);
+}
+
+#[test]
+fn in_stack_mode_the_kernel_forwards_and_both_sides_are_judged() {
+    let mut lab = Lab::new(1).expect("lab");
+    // The stack forwards here: no filter.
+    let node = Ns::new("stack").expect("node");
+    for key in ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"] {
+        node.exec_ok(&["sysctl", "-qw", key]).expect("sysctl");
+    }
+    lab.configure(|c| c.flags |= config_flags::FORWARD_STACK).expect("config");
+    let a = lab.workload(&node, 1, DEFAULT_VPC, 0, 10).expect("a");
+    let mut b = lab.workload(&node, 2, DEFAULT_VPC, 0, 11).expect("b");
+    lab.host(&node, &a, 0).expect("host");
+    lab.host(&node, &b, 0).expect("host");
+    reaches(&lab, &a.ns, &b);
+    lab.switch(&mut b, ALLOW, DENY).expect("switch");
+    let to = SocketAddr::new(b.ip(false), 8080);
+    let server = TcpServer::start(&b.ns, to, Mode::Echo).expect("server");
+    assert_eq!(Probe::tcp(&a.ns, to).run().expect("tcp"), Outcome::TimedOut);
+    assert_eq!(server.accepted(), 0);
+    assert!(lab.programs.drops().expect("drops").contains_key("PolicyIngress"));
+}
+
+#[test]
+fn datagrams_in_several_fragments_arrive() {
+    let mut lab = Lab::new(1).expect("lab");
+    let node = lab.closed_node().expect("node");
+    let a = lab.workload(&node, 1, RED, 0, 10).expect("a");
+    let b = lab.workload(&node, 2, RED, 1, 10).expect("b");
+    for v6 in [false, true] {
+        let family = if v6 { "-6" } else { "-4" };
+        let to = b.ip(v6).to_string();
+        let out =
+            a.ns.exec(&["ping", family, "-c", "2", "-i", "0.2", "-W", "1", "-s", "8000", &to]).expect("ping");
+        assert!(out.stdout.contains("2 received"), "v6={v6} {} {:?}", out.stdout, lab.programs.drops());
+    }
+}
+
+#[test]
+fn a_one_way_stream_stops_with_the_change_and_not_after_it() {
+    let mut lab = Lab::new(1).expect("lab");
+    let node = lab.closed_node().expect("node");
+    let mut a = lab.workload(&node, 1, RED, 0, 10).expect("a");
+    let b = lab.workload(&node, 2, RED, 0, 11).expect("b");
+    let to = SocketAddr::new(b.ip(false), 7000);
+    let receiver = UdpReceiver::start(&b.ns, to).expect("receiver");
+    let _sender = UdpSender::start(&a.ns, None, to, Duration::from_millis(1), 1, 64).expect("sender");
+    eventually(Duration::from_secs(5), || if receiver.count() > 50 { Ok(()) } else { Err(receiver.count()) });
+    // By a rule.
+    lab.switch(&mut a, DENY, ALLOW).expect("switch");
+    let stopped = settled(&receiver);
+    never(Duration::from_millis(300), || {
+        if receiver.count() == stopped { Ok(()) } else { Err(receiver.count()) }
+    });
+    lab.switch(&mut a, ALLOW, ALLOW).expect("switch");
+    eventually(Duration::from_secs(5), || {
+        if receiver.count() > stopped + 50 { Ok(()) } else { Err(receiver.count()) }
+    });
+    // By a label: the receiver's address has another identity, which the sender may not speak to.
+    let other = identity(77);
+    let entries = [
+        flowloom_tests_netns::programs::entry(0, 0, None, 1, flowloom_bpf_abi::verdict::ALLOW),
+        flowloom_tests_netns::programs::entry(other, 0, None, 2, flowloom_bpf_abi::verdict::DROP),
+    ];
+    lab.programs.policy(9, &entries).expect("policy");
+    lab.switch(&mut a, 9, ALLOW).expect("switch");
+    let before = receiver.count();
+    eventually(Duration::from_secs(5), || {
+        if receiver.count() > before + 50 { Ok(()) } else { Err(receiver.count()) }
+    });
+    lab.endpoint_peer(RED, b.ip(false), other).expect("peer");
+    lab.programs.bump(RED).expect("bump");
+    let stopped = settled(&receiver);
+    never(Duration::from_millis(300), || {
+        if receiver.count() == stopped { Ok(()) } else { Err(receiver.count()) }
+    });
+    let counts: Vec<(flowloom_bpf_abi::CtKey, flowloom_bpf_abi::CtEntry)> =
+        lab.programs.dump(map_name::CONNTRACK_NEW).expect("dump");
+    assert_eq!(counts.len(), 1);
+}
+
+/// What has arrived once the datagrams that were delivered before the change are read from the socket: five equal readings.
+fn settled(receiver: &UdpReceiver) -> usize {
+    let (mut last, mut equal) = (receiver.count(), 0);
+    eventually(Duration::from_secs(2), || {
+        let now = receiver.count();
+        equal = if now == last { equal + 1 } else { 0 };
+        last = now;
+        if equal >= 5 { Ok(now) } else { Err(now) }
+    })
+}
