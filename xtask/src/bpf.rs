@@ -6,6 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, bail};
 
+use crate::run;
+
 const TARGET: &str = "bpfel-unknown-none";
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 const HINT: &str = "to build the BPF programs install one of\n  \
@@ -13,18 +15,13 @@ const HINT: &str = "to build the BPF programs install one of\n  \
     Debian:  apt-get install rustc-web rust-web-src llvm-22-dev && LLVM_PREFIX=/usr/lib/llvm-22 cargo install \
     bpf-linker --version 0.13.0 --no-default-features --features llvm-22";
 
-/// The workspace's root folder.
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
-}
-
 fn target_dir() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| run::root().join("target"), PathBuf::from)
 }
 
 /// Where the object is written.
 #[must_use]
-pub fn object_path() -> PathBuf {
+pub(crate) fn object_path() -> PathBuf {
     target_dir().join("bpf/flowloom.o")
 }
 
@@ -61,11 +58,11 @@ fn find_toolchain() -> anyhow::Result<Toolchain> {
 ///
 /// # Errors
 /// When no toolchain is found (the message says what to install) or the build fails.
-pub fn build() -> anyhow::Result<PathBuf> {
+pub(crate) fn build() -> anyhow::Result<PathBuf> {
     if succeeds(Command::new("bpf-linker").arg("--version")).is_none() {
         bail!("bpf-linker was not found in PATH; {HINT}");
     }
-    let programs = root().join("bpf/programs");
+    let programs = run::root().join("bpf/programs");
     let build_dir = target_dir().join("bpf-build");
     let mut cargo = match find_toolchain()? {
         Toolchain::Nightly => {
@@ -117,12 +114,22 @@ pub fn build() -> anyhow::Result<PathBuf> {
 
 /// Arguments of `cargo xtask bpf`.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub(crate) struct Args {
+    /// Load the programs (root) and print what each costs; fails beyond half of the verifier's limit.
+    #[arg(long)]
+    stats: bool,
+}
 
 /// `cargo xtask bpf`.
 ///
 /// # Errors
-/// As [`build`].
-pub fn run(_args: Args) -> anyhow::Result<()> {
-    build().map(|_| ())
+/// As [`build`], or when a program does not keep its budget.
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    build()?;
+    if args.stats {
+        let package = "flowloom-tests-netns";
+        let args = ["run", "--quiet", "--locked", "--package", package, "--bin", "flowloom-bpf-stats"];
+        run::succeed(&mut run::command(&run::cargo(), &args))?;
+    }
+    Ok(())
 }

@@ -2,4 +2,5 @@
 
 pub mod lab;
 pub mod programs;
+pub mod stats;
 pub mod twin;

@@ -1,0 +1,180 @@
+//! What each program costs: instructions and verifier work from the kernel, stack from the object.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, ensure};
+use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget, SymbolKind};
+
+use crate::programs::{PROGRAMS, Programs};
+
+/// Instructions the verifier may look at (`BPF_COMPLEXITY_LIMIT_INSNS`).
+const VERIFIER_LIMIT: u32 = 1_000_000;
+/// Bytes of stack that a program and what it calls may have (`MAX_BPF_STACK`).
+const STACK_LIMIT: u32 = 512;
+/// No program may need more than half of what the verifier takes: other kernels look at more.
+const BUDGET: u32 = VERIFIER_LIMIT / 2;
+
+/// One program's cost.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cost {
+    /// Its name.
+    pub name: String,
+    /// Instructions after the verifier's rewrites.
+    pub instructions: u32,
+    /// Instructions that the verifier walked.
+    pub verified: u32,
+    /// Bytes of machine code.
+    pub machine_code: u32,
+    /// Bytes of stack of the deepest chain of calls.
+    pub stack: u32,
+}
+
+/// Loads the programs and measures them.
+///
+/// # Errors
+/// When there is no object, or the kernel refuses it.
+pub fn measure() -> Result<Vec<Cost>> {
+    let stacks = Stacks::of(flowloom_bpf_object::object()?)?;
+    let mut programs = Programs::load(false)?;
+    PROGRAMS
+        .iter()
+        .map(|name| {
+            let info = programs.program(name)?.info()?;
+            Ok(Cost {
+                name: (*name).to_owned(),
+                instructions: info.size_translated().unwrap_or(0) / 8,
+                verified: info
+                    .verified_instruction_count()
+                    .context("this kernel does not count verified instructions")?,
+                machine_code: info.size_jitted(),
+                stack: stacks.of_program(name)?,
+            })
+        })
+        .collect()
+}
+
+/// A table for people.
+#[must_use]
+pub fn table(costs: &[Cost]) -> String {
+    let mut text = format!(
+        "{:<14} {:>12} {:>10} {:>13} {:>6}\n",
+        "program", "instructions", "verified", "machine code", "stack"
+    );
+    for c in costs {
+        text.push_str(&format!(
+            "{:<14} {:>12} {:>10} {:>13} {:>6}\n",
+            c.name, c.instructions, c.verified, c.machine_code, c.stack
+        ));
+    }
+    text
+}
+
+/// Checks the budget: half of the verifier's limit, the whole stack.
+///
+/// # Errors
+/// Naming the program that needs more.
+pub fn check(costs: &[Cost]) -> Result<()> {
+    for c in costs {
+        ensure!(
+            c.verified <= BUDGET,
+            "{}: the verifier walks {} instructions; the budget is {BUDGET}",
+            c.name,
+            c.verified
+        );
+        ensure!(c.stack <= STACK_LIMIT, "{}: {} bytes of stack; the limit is {STACK_LIMIT}", c.name, c.stack);
+    }
+    Ok(())
+}
+
+/// A function of the object: its frame and what it calls.
+#[derive(Debug, Default)]
+struct Frame {
+    bytes: u32,
+    calls: Vec<(usize, u64)>,
+}
+
+/// Frames by (section, offset), programs by name.
+struct Stacks {
+    frames: BTreeMap<(usize, u64), Frame>,
+    programs: BTreeMap<String, (usize, u64)>,
+}
+
+impl Stacks {
+    fn of(elf: &[u8]) -> Result<Self> {
+        let file = object::File::parse(elf).context("parsing the BPF object")?;
+        let mut stacks = Self { frames: BTreeMap::new(), programs: BTreeMap::new() };
+        for symbol in file.symbols().filter(|s| s.kind() == SymbolKind::Text && s.size() > 0) {
+            let Some(section) = symbol.section_index() else { continue };
+            let data = file.section_by_index(section)?.data()?;
+            let (start, size) = (symbol.address(), symbol.size());
+            let code = data
+                .get(start as usize..(start + size) as usize)
+                .context("a function ends beyond its section")?;
+            let mut frame = Frame { bytes: frame_bytes(code), calls: Vec::new() };
+            let mut targets = BTreeMap::new();
+            for (at, relocation) in file.section_by_index(section)?.relocations() {
+                let RelocationTarget::Symbol(index) = relocation.target() else { continue };
+                let target = file.symbol_by_index(index)?;
+                targets.insert(at, (target.section_index().map(|i| i.0), target.address(), target.kind()));
+            }
+            for (n, insn) in code.chunks_exact(8).enumerate() {
+                // A call of a function of the object: BPF_JMP | BPF_CALL with BPF_PSEUDO_CALL as source.
+                if insn[0] != 0x85 || insn[1] >> 4 != 1 {
+                    continue;
+                }
+                let at = start + n as u64 * 8;
+                let imm = i64::from(i32::from_le_bytes([insn[4], insn[5], insn[6], insn[7]]));
+                let called = match targets.get(&at) {
+                    Some((Some(s), _, SymbolKind::Section)) => (*s, ((imm + 1) * 8) as u64),
+                    Some((Some(s), address, _)) => (*s, *address),
+                    _ => (section.0, (at as i64 + (imm + 1) * 8) as u64),
+                };
+                frame.calls.push(called);
+            }
+            stacks.frames.insert((section.0, start), frame);
+            stacks.programs.insert(symbol.name()?.to_owned(), (section.0, start));
+        }
+        Ok(stacks)
+    }
+
+    fn of_program(&self, name: &str) -> Result<u32> {
+        let at = *self.programs.get(name).with_context(|| format!("no function {name} in the object"))?;
+        self.depth(at, 0)
+    }
+
+    fn depth(&self, at: (usize, u64), calls: u32) -> Result<u32> {
+        ensure!(calls < 8, "more than 8 calls deep");
+        let frame = self
+            .frames
+            .get(&at)
+            .with_context(|| format!("a call leads to {at:?}, where no function begins"))?;
+        // The kernel rounds each frame up to 16 bytes.
+        let own = frame.bytes.max(1).next_multiple_of(16);
+        let deepest =
+            frame.calls.iter().map(|c| self.depth(*c, calls + 1)).try_fold(0, |a, b| b.map(|b| a.max(b)))?;
+        Ok(own + deepest)
+    }
+}
+
+/// How far below the frame pointer a function reaches.
+fn frame_bytes(code: &[u8]) -> u32 {
+    let mut lowest = 0i32;
+    // Registers that hold the frame pointer.
+    let mut copies = [false; 16];
+    for insn in code.chunks_exact(8) {
+        let (op, dst, src) = (insn[0], usize::from(insn[1] & 15), usize::from(insn[1] >> 4));
+        let off = i32::from(i16::from_le_bytes([insn[2], insn[3]]));
+        let imm = i32::from_le_bytes([insn[4], insn[5], insn[6], insn[7]]);
+        match op & 7 {
+            1 if src == 10 => lowest = lowest.min(off),
+            2 | 3 if dst == 10 => lowest = lowest.min(off),
+            // rX += imm
+            7 if op == 0x07 && copies[dst] => lowest = lowest.min(imm),
+            _ => {}
+        }
+        if matches!(op & 7, 1 | 4 | 7) {
+            copies[dst] = op == 0xbf && src == 10;
+        }
+    }
+    lowest.unsigned_abs()
+}
