@@ -205,7 +205,7 @@ fn no_packet_meets_a_mixture_of_two_plans() {
     let seed = seed();
     let node = worldgen::local_node();
     let (mut writes, mut checks, mut transient, mut stand_ins) = (0u64, 0u64, 0u64, 0u64);
-    for number in 0..worlds(100) {
+    for number in 0..worlds(70) {
         let world_seed = seed.wrapping_add(number);
         let mut rng = Rng::new(world_seed);
         let mut world = worldgen::world(&mut rng);
