@@ -199,8 +199,7 @@ impl Core {
             return Err(error(ErrorCode::Conflict, message));
         }
         if endpoint.attachment != Attachment::Cni {
-            let message =
-                format!("endpoint {key} is wired by the document; give it `attachment: cni` to bind it");
+            let message = format!("endpoint {key} is wired by the document; give it `cni: true` to bind it");
             return Err(error(ErrorCode::Conflict, message));
         }
         if let Some(other) = self.records.get(&key).and_then(|r| r.cni.as_ref()) {
@@ -249,7 +248,7 @@ impl Core {
 
     fn realise_add(&mut self, record: &Record, stages: &mut Stages) -> Result<v1::CniAddResult, ApiError> {
         let key = &record.key;
-        self.wanted = self.compile();
+        self.wanted = self.compile_one(key);
         let Some(plan) = self.wanted.endpoints.get(key).cloned() else {
             return Err(error(ErrorCode::Conflict, self.why_not(key)));
         };
@@ -330,13 +329,17 @@ impl Core {
         let Some(record) = self.records.get(key).cloned() else { return true };
         let Some(cni) = &record.cni else { return false };
         if cni.endpoint.is_some() {
-            self.world.endpoints.remove(key);
+            match self.document.as_ref().and_then(|d| d.world.endpoints.get(key)) {
+                // A name that the document took meanwhile stays the document's.
+                Some(theirs) => drop(self.world.endpoints.insert(key.clone(), theirs.clone())),
+                None => drop(self.world.endpoints.remove(key)),
+            }
         }
         // The datapath first lets go of the endpoint: from here on nothing of it passes.
         self.attached.remove(key);
         if self.applied_generation > 0 {
             // Numbers that retire may be written later: after a crash they retire again. Only new ones must be on the disk first.
-            self.wanted = self.compile();
+            self.wanted = self.compile_one(key);
             let effective = self.effective_plan();
             self.put_in_force(effective);
         }

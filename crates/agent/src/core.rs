@@ -366,7 +366,7 @@ impl Core {
         }
     }
 
-    fn network_changed(&mut self, changes: &[NetworkChange]) {
+    pub(crate) fn network_changed(&mut self, changes: &[NetworkChange]) {
         let mut gone = Vec::new();
         for (key, record) in &self.records {
             let device = record.wire.device();

@@ -30,6 +30,8 @@ mod reconcile;
 mod record;
 mod source;
 mod store;
+#[cfg(test)]
+mod tests;
 mod threads;
 mod trace;
 mod uninstall;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use flowloom_compiler::{EndpointPlan, NodePlan, VpcId, compile_with, diff};
+use flowloom_compiler::{EndpointPlan, NodePlan, VpcId, compile_endpoints, compile_with, diff};
 use flowloom_datapath::{ApplyReport, NodeSettings, Object};
 use flowloom_model::{Attachment, DEFAULT_VPC, EndpointKey, World};
 use ipnet::IpNet;
@@ -39,6 +39,16 @@ impl Core {
     pub(crate) fn compile(&mut self) -> NodePlan {
         let compilation =
             compile_with(&self.world, &self.config.node, self.options, &mut self.numbers, &mut self.cache);
+        self.compiled = compilation.conditions;
+        compilation.plan
+    }
+
+    /// As [`Self::compile`], when nothing but this endpoint came, went or changed since the last compilation.
+    pub(crate) fn compile_one(&mut self, key: &EndpointKey) -> NodePlan {
+        let changed = BTreeSet::from([key.clone()]);
+        let node = &self.config.node;
+        let compilation =
+            compile_endpoints(&self.world, node, self.options, &mut self.numbers, &mut self.cache, &changed);
         self.compiled = compilation.conditions;
         compilation.plan
     }
@@ -255,6 +265,12 @@ impl Core {
     fn ensure_wired(&mut self, plan: &EndpointPlan) -> Result<(), String> {
         let key = &plan.key;
         let record = self.records.get(key);
+        if let Some(ours) = record.and_then(|r| r.endpoint(&self.config.node))
+            && self.world.endpoints.get(key) != Some(&ours)
+        {
+            self.attached.remove(key);
+            return Err("a CNI attachment has this name already: give the endpoint another one, or DEL the attachment".into());
+        }
         let wire = match (record.filter(|r| r.cni.is_some()), self.document_wire(key)) {
             (Some(record), _) => record.wire.clone(),
             (None, Some(wire)) => wire,

@@ -1,0 +1,391 @@
+//! The core over an outside world in memory.
+
+mod fakes;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use fakes::{FakeNet, FakePlane};
+use flowloom_api::v1::{self, CniAttachment, CniNetwork, ErrorCode};
+use flowloom_datapath::KernelState;
+use flowloom_datapath::realise::{Kind, Realise};
+
+use crate::config::Config;
+use crate::core::{Core, NetworkChange, Outside};
+use crate::events::EventLog;
+use crate::store::Store;
+
+/// One node's outside world; agents come and go on it.
+struct Node {
+    dir: tempfile::TempDir,
+    net: FakeNet,
+    plane: FakePlane,
+}
+
+const DOCUMENT: &str = "
+version: 1
+nodes:
+  - {name: n1, address: 192.0.2.1}
+  - {name: n2, address: 192.0.2.2}
+vpcs: [{name: red, vni: 7}]
+subnets:
+  - {name: s, vpc: red, cidr: 10.0.0.0/24}
+  - {name: pods, vpc: default, cidr: 10.244.0.0/24, cni_ranges: [{node: n1, cidr: 10.244.0.128/29}]}
+security_groups:
+  - name: web
+    vpc: red
+    tier: 1
+    rules: [{id: http, priority: 100, direction: ingress, protocol: tcp, ports: [{from: 80, to: 80}], action: allow}]
+  - {name: closed, vpc: default, tier: 1, rules: []}
+endpoints:
+  - {name: a, vpc: red, subnet: s, node: n1, ip: 10.0.0.2}
+  - {name: b, vpc: red, subnet: s, node: n1, ip: 10.0.0.3, security_groups: [web]}
+  - {name: c, vpc: red, subnet: s, node: n2, ip: 10.0.0.4}
+  - {name: p, vpc: default, subnet: pods, node: n1, ip: 10.244.0.9}
+  - {name: bound, vpc: default, subnet: pods, node: n1, ip: 10.244.0.10, cni: true}
+";
+
+impl Node {
+    fn new(document: Option<&str>) -> Self {
+        let node =
+            Self { dir: tempfile::tempdir().unwrap(), net: FakeNet::default(), plane: FakePlane::default() };
+        if let Some(text) = document {
+            node.write(text);
+        }
+        node
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("net.yaml")
+    }
+
+    fn write(&self, text: &str) {
+        fs::write(self.path(), text).unwrap();
+    }
+
+    /// An agent that has looked at the document once.
+    fn agent(&self) -> Core {
+        let mut config = Config::for_node("n1".parse().unwrap());
+        config.document = self.path();
+        config.state_dir = self.dir.path().join("state");
+        config.netns_dir = self.dir.path().join("netns");
+        let outside = Outside {
+            store: Store::open(&config.state_dir).unwrap(),
+            wiring: Box::new(self.net.clone()),
+            plane: Box::new(self.plane.clone()),
+        };
+        let (mut core, _handle) = Core::new(config, outside, Arc::new(EventLog::new(8))).unwrap();
+        core.reload();
+        core
+    }
+
+    fn state(&self) -> KernelState {
+        self.plane.0.lock().unwrap().memory.state.clone()
+    }
+
+    /// Everything written so far, maps and network.
+    fn writes(&self) -> (u64, u64) {
+        (self.plane.0.lock().unwrap().memory.writes(), self.net.0.lock().unwrap().changes)
+    }
+
+    fn devices(&self) -> Vec<String> {
+        let mut names: Vec<String> =
+            self.net.0.lock().unwrap().devices.values().map(|s| s.name.clone()).collect();
+        names.sort();
+        names
+    }
+
+    fn records(&self) -> usize {
+        fs::read_dir(self.dir.path().join("state/endpoints")).unwrap().count()
+    }
+}
+
+fn add(id: &str) -> v1::CniAddRequest {
+    v1::CniAddRequest {
+        attachment: CniAttachment { container_id: id.into(), ifname: "eth0".into() },
+        netns: format!("/run/netns/{id}"),
+        network: CniNetwork { name: "net".into(), ..CniNetwork::default() },
+        args: BTreeMap::new(),
+    }
+}
+
+fn del(id: &str) -> v1::CniDelRequest {
+    v1::CniDelRequest { attachment: add(id).attachment, netns: None, args: BTreeMap::new() }
+}
+
+fn state_of(core: &mut Core, key: &str) -> v1::EndpointState {
+    core.endpoint_infos(Some(&key.parse().unwrap())).pop().unwrap().state
+}
+
+#[test]
+fn local_endpoints_are_wired_guarded_and_in_force_and_a_second_pass_writes_nothing() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    assert_eq!(node.devices(), ["default/p", "red/a", "red/b"]);
+    for key in ["red/a", "red/b", "default/p"] {
+        assert_eq!(state_of(&mut core, key), v1::EndpointState::Ready, "{key}");
+    }
+    assert_eq!(state_of(&mut core, "default/bound"), v1::EndpointState::Waiting);
+    {
+        let (net, maps) = (node.net.0.lock().unwrap(), node.plane.0.lock().unwrap());
+        assert_eq!(net.raised, maps.guarded, "a device is on exactly when it is guarded");
+    }
+    let before = node.writes();
+    core.pass();
+    assert_eq!(node.writes(), before);
+}
+
+#[test]
+fn a_restart_with_nothing_changed_writes_nothing() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    core.cni_add(&add("c1")).unwrap();
+    drop(core);
+    let (before, state) = (node.writes(), node.state());
+    let numbers = fs::read(node.dir.path().join("state/numbers.json")).unwrap();
+    let core = node.agent();
+    assert!(core.last.errors.is_empty(), "{:?}", core.last.errors);
+    assert_eq!((node.writes(), node.state()), (before, state));
+    assert_eq!(fs::read(node.dir.path().join("state/numbers.json")).unwrap(), numbers);
+}
+
+#[test]
+fn nothing_is_removed_before_the_first_document() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    core.cni_add(&add("c1")).unwrap();
+    drop(core);
+    let (before, state) = (node.writes(), node.state());
+    fs::remove_file(node.path()).unwrap();
+    let mut core = node.agent();
+    assert_eq!(core.cni_add(&add("c2")).unwrap_err().code, ErrorCode::NotReady);
+    assert_eq!(core.cni_del(&del("c1")).unwrap_err().code, ErrorCode::NotReady);
+    assert_eq!((node.writes(), node.state()), (before, state));
+    // And a document that cannot be used is as good as none.
+    node.write("version: 2\n");
+    core.reload();
+    assert_eq!(node.state(), node.state());
+    assert!(!core.document_error.is_empty());
+    node.write(DOCUMENT);
+    core.reload();
+    assert_eq!((node.writes(), core.document_error.as_str()), (before, ""));
+}
+
+#[test]
+fn a_broken_document_leaves_the_last_good_one_in_force() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    let before = (node.writes(), node.state());
+    node.write("version: 1\nendpoints: [");
+    core.reload();
+    assert_eq!((node.writes(), node.state()), before);
+    assert!(core.status().degraded.iter().any(|d| d.kind == "document"));
+}
+
+#[test]
+fn an_endpoint_that_cannot_be_wired_degrades_alone_and_is_tried_again() {
+    let node = Node::new(Some(DOCUMENT));
+    node.net.0.lock().unwrap().refuse.insert("red/a".into());
+    let mut core = node.agent();
+    assert_eq!(state_of(&mut core, "red/a"), v1::EndpointState::Failed);
+    assert_eq!(state_of(&mut core, "red/b"), v1::EndpointState::Ready);
+    assert!(core.retry_at.is_some());
+    assert_eq!(node.state().endpoints.len(), 2, "no record without a guarded device");
+    node.net.0.lock().unwrap().refuse.clear();
+    core.pass();
+    assert_eq!(state_of(&mut core, "red/a"), v1::EndpointState::Ready);
+    assert!(core.retry_at.is_none());
+}
+
+#[test]
+fn an_endpoint_that_leaves_the_document_leaves_nothing() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    let records = node.records();
+    node.write(&DOCUMENT.replace("  - {name: a, vpc: red, subnet: s, node: n1, ip: 10.0.0.2}\n", ""));
+    core.reload();
+    assert!(!node.devices().contains(&"red/a".to_owned()));
+    assert_eq!(node.records(), records - 1);
+    let state = node.state();
+    assert_eq!((state.endpoints.len(), state.devices.len()), (2, 2));
+    let address =
+        flowloom_datapath::lower::address_key(flowloom_compiler::VpcId(7), "10.0.0.2".parse().unwrap());
+    assert!(!state.addresses.contains_key(&address));
+}
+
+#[test]
+fn add_repeated_gives_the_same_answer_and_a_different_one_is_refused() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    let first = core.cni_add(&add("c1")).unwrap();
+    assert_eq!(first.ips[0].address, "10.244.0.128/24");
+    let before = node.writes();
+    assert_eq!(core.cni_add(&add("c1")).unwrap(), first);
+    assert_eq!(node.writes(), before);
+    let other = v1::CniAddRequest { netns: "/run/netns/other".into(), ..add("c1") };
+    assert_eq!(core.cni_add(&other).unwrap_err().code, ErrorCode::AttachmentConflict);
+    assert_eq!(node.writes(), before);
+}
+
+#[test]
+fn del_removes_all_of_it_and_never_fails_on_what_is_gone() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    let (state, devices, records) = (node.state(), node.devices(), node.records());
+    let routes = node.net.0.lock().unwrap().routes.clone();
+    core.cni_add(&add("c1")).unwrap();
+    assert_eq!(node.net.0.lock().unwrap().routes.len(), routes.len() + 1);
+    assert_eq!(core.cni_del(&del("c1")).unwrap().removed, vec!["default/c1"]);
+    assert!(core.cni_del(&del("c1")).unwrap().removed.is_empty());
+    assert!(core.cni_del(&del("never-seen")).unwrap().removed.is_empty());
+    let after = node.state();
+    // Generations only grow; the rest is as it was.
+    assert_eq!(KernelState { vpcs: state.vpcs.clone(), ..after }, state);
+    assert_eq!((node.devices(), node.records()), (devices, records));
+}
+
+#[test]
+fn a_failed_add_leaves_nothing_and_takes_no_address() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    let (state, devices, records) = (node.state(), node.devices(), node.records());
+    node.net.0.lock().unwrap().refuse.insert("default/c1".into());
+    assert_eq!(core.cni_add(&add("c1")).unwrap_err().code, ErrorCode::Realise);
+    assert_eq!(KernelState { vpcs: state.vpcs.clone(), ..node.state() }, state);
+    assert_eq!((node.devices(), node.records()), (devices, records));
+    node.net.0.lock().unwrap().refuse.clear();
+    assert_eq!(core.ipam_report().pools.iter().find(|p| p.allocates).unwrap().available, 8);
+    core.cni_add(&add("c1")).unwrap();
+}
+
+#[test]
+fn a_policy_that_does_not_fit_refuses_the_add_and_keeps_everything_else() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    let (state, devices) = (node.state(), node.devices());
+    let slots = state.policies.len();
+    node.plane.0.lock().unwrap().memory.capacity.insert(Kind::Slots, slots);
+    let mut request = add("c1");
+    request.network.security_groups = vec!["closed".into()];
+    assert!(core.cni_add(&request).is_err());
+    assert_eq!(KernelState { vpcs: state.vpcs.clone(), ..node.state() }, state);
+    assert_eq!(node.devices(), devices);
+    node.plane.0.lock().unwrap().memory.capacity.clear();
+    core.cni_add(&request).unwrap();
+}
+
+#[test]
+fn exhausted_addresses_are_said_and_come_back() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    for n in 0..8 {
+        core.cni_add(&add(&format!("c{n}"))).unwrap();
+    }
+    assert_eq!(core.cni_add(&add("c8")).unwrap_err().code, ErrorCode::AddressesExhausted);
+    core.cni_del(&del("c3")).unwrap();
+    assert_eq!(core.cni_add(&add("c8")).unwrap().ips[0].address, "10.244.0.131/24");
+}
+
+#[test]
+fn an_endpoint_of_the_document_can_be_bound_once() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    let bound = |id: &str, name: &str| {
+        let mut request = add(id);
+        request.args.insert("FLOWLOOM_ENDPOINT".into(), name.into());
+        request
+    };
+    assert_eq!(core.cni_add(&bound("c1", "p")).unwrap_err().code, ErrorCode::Conflict);
+    assert_eq!(core.cni_add(&bound("c1", "nobody")).unwrap_err().code, ErrorCode::NotFound);
+    let result = core.cni_add(&bound("c1", "bound")).unwrap();
+    assert_eq!(
+        (result.endpoint.as_str(), result.ips[0].address.as_str()),
+        ("default/bound", "10.244.0.10/24")
+    );
+    assert_eq!(core.cni_add(&bound("c2", "bound")).unwrap_err().code, ErrorCode::InUse);
+    core.cni_del(&del("c1")).unwrap();
+    assert_eq!(state_of(&mut core, "default/bound"), v1::EndpointState::Waiting);
+    core.cni_add(&bound("c2", "bound")).unwrap();
+}
+
+#[test]
+fn after_a_reboot_the_document_is_rebuilt_and_attachments_are_released() {
+    let mut node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    core.cni_add(&add("c1")).unwrap();
+    drop(core);
+    let devices = node.devices().len();
+    // Pins, devices and namespaces are gone; files are not.
+    (node.net, node.plane) = (FakeNet::default(), FakePlane::default());
+    let mut core = node.agent();
+    assert_eq!(node.devices().len(), devices - 1);
+    assert_eq!(state_of(&mut core, "red/a"), v1::EndpointState::Ready);
+    assert!(core.endpoint_infos(None).iter().all(|e| e.endpoint.name != "c1"));
+    assert_eq!(node.records(), devices - 1);
+    // Its address is free again, after those that nobody had.
+    assert_eq!(core.ipam_report().pools.iter().find(|p| p.allocates).unwrap().available, 8);
+    assert_eq!(core.cni_add(&add("c2")).unwrap().ips[0].address, "10.244.0.129/24");
+}
+
+#[test]
+fn a_device_that_vanishes_is_made_again_or_its_attachment_released() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    core.cni_add(&add("c1")).unwrap();
+    let device = |name: &str| {
+        let net = node.net.0.lock().unwrap();
+        net.devices.values().find(|s| s.name == name).unwrap().wire.device().to_owned()
+    };
+    let gone = [device("default/c1"), device("red/a")];
+    gone.iter().for_each(|d| drop(node.net.0.lock().unwrap().devices.remove(d)));
+    core.network_changed(&gone.map(NetworkChange::LinkGone));
+    assert!(node.devices().contains(&"red/a".to_owned()));
+    assert_eq!(state_of(&mut core, "red/a"), v1::EndpointState::Ready);
+    assert!(!node.devices().contains(&"default/c1".to_owned()));
+    assert!(core.cni_del(&del("c1")).unwrap().removed.is_empty());
+}
+
+#[test]
+fn a_name_that_the_document_takes_from_an_attachment_closes_neither_more_nor_less() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    core.cni_add(&add("c1")).unwrap();
+    let theirs = "  - {name: c1, vpc: default, subnet: pods, node: n1, ip: 10.244.0.20}\n";
+    node.write(&format!("{DOCUMENT}{theirs}"));
+    core.reload();
+    assert_eq!(state_of(&mut core, "default/c1"), v1::EndpointState::Failed);
+    assert_eq!(state_of(&mut core, "default/p"), v1::EndpointState::Ready);
+    core.cni_del(&del("c1")).unwrap();
+    core.pass();
+    assert_eq!(state_of(&mut core, "default/c1"), v1::EndpointState::Ready);
+}
+
+#[test]
+fn a_container_id_nobody_knows_is_found_by_its_pod() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    let args: BTreeMap<String, String> =
+        [("K8S_POD_NAME", "web"), ("K8S_POD_NAMESPACE", "shop"), ("K8S_POD_UID", "u-1")]
+            .map(|(k, v)| (k.to_owned(), v.to_owned()))
+            .into();
+    core.cni_add(&v1::CniAddRequest { args: args.clone(), ..add("c1") }).unwrap();
+    // Another life of the pod must not be touched.
+    let mut other = args.clone();
+    other.insert("K8S_POD_UID".into(), "u-2".into());
+    assert!(core.cni_del(&v1::CniDelRequest { args: other, ..del("gone") }).unwrap().removed.is_empty());
+    let removed = core.cni_del(&v1::CniDelRequest { args, ..del("gone") }).unwrap().removed;
+    assert_eq!(removed, vec!["default/shop.web"]);
+}
+
+#[test]
+fn the_unit_lets_everybody_see_what_the_agent_mounts() {
+    let unit = include_str!("../../../../deploy/systemd/flowloom-agent.service");
+    for private in
+        ["ProtectHome", "ProtectSystem", "PrivateTmp", "PrivateMounts", "PrivateDevices", "ReadOnlyPaths"]
+    {
+        assert!(!unit.contains(private), "{private} gives the agent mounts of its own");
+    }
+    assert!(unit.contains("Type=notify") && unit.contains("KillMode=process"));
+}
