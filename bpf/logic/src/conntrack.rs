@@ -77,6 +77,11 @@ impl DecisionCell {
     }
 
     #[inline(always)]
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation.get()
+    }
+
+    #[inline(always)]
     pub(crate) fn rule(&self) -> u32 {
         self.rule.get()
     }
@@ -88,6 +93,8 @@ impl DecisionCell {
         t.barrier();
         self.generation.set(d.generation);
         self.slot.set(d.slot);
+        // Two processors may replace at once: the older of two decisions shows by these before its verdict is there.
+        t.barrier();
         self.rule.set(d.rule);
         self.verdict.set(d.verdict);
         self.flags.set(d.flags);

@@ -174,7 +174,7 @@ fn destination(p: &Packet, ep: &EndpointRecord) -> Step {
     if is_link_local6(&p.dst) {
         bail!(LinkLocal);
     }
-    if p.dst.is_v4() || p.src.is_v4() || u128::from_be_bytes(p.dst.0) <= 1 {
+    if u128::from_be_bytes(p.dst.0) <= 1 {
         bail!(InvalidAddress);
     }
     Step::GO

@@ -214,12 +214,6 @@ pub fn from_overlay<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict 
 
 #[inline(always)]
 fn tunnelled<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
-    // An answer to this host's own question, made at `to_overlay`.
-    if f.mark() & mark::MASK == mark::ANSWER {
-        f.set_mark(0);
-        p.verdict = Verdict::PASS.0;
-        return Step::DONE;
-    }
     go!(outside(f, t, p));
     go!(parse::link(f, p));
     go!(parse::ip(f, p));

@@ -136,6 +136,10 @@ fn ipv6<F: Frame>(f: F, p: &mut Packet) -> Step {
         b[24], b[25], b[26], b[27], b[28], b[29], b[30], b[31], b[32], b[33], b[34], b[35], b[36], b[37],
         b[38], b[39],
     ]);
+    // In the maps these would be IPv4 addresses.
+    if p.src.is_v4() || p.dst.is_v4() {
+        bail!(InvalidAddress);
+    }
     p.tuple_src = p.src;
     p.flags |= flag::DONT_FRAGMENT;
     p.l4 = ETH + 40;

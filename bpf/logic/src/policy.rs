@@ -15,8 +15,15 @@ pub(crate) fn decide<T: Tables>(t: T, p: &mut Packet, id: u32, side: u8, peer: u
     let Some(ep) = t.endpoint(id) else { return Step::drop(DropReason::UnknownEndpoint) };
     // Read before the policy is: a decision is stored under what was in force when it began.
     let revision = t.once(&ep.revision);
-    let slot = t.once(if side == direction::EGRESS { &ep.egress_slot } else { &ep.ingress_slot });
-    let Some(map) = t.slot(slot) else { return Step::drop(DropReason::NotReady) };
+    let field = if side == direction::EGRESS { &ep.egress_slot } else { &ep.ingress_slot };
+    let mut slot = t.once(field);
+    let mut map = t.slot(slot);
+    if map.is_none() {
+        // The record may have moved on to a new slot, and the old one be gone, since it was read.
+        slot = t.once(field);
+        map = t.slot(slot);
+    }
+    let Some(map) = map else { return Step::drop(DropReason::NotReady) };
     p.policy_key.prefixlen = PolicyKey::FULL_BITS;
     p.policy_key.identity = peer;
     let exact = if peer == identity::ANY { None } else { t.policy(map, &p.policy_key) };

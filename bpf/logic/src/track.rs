@@ -1,8 +1,8 @@
 //! Connections: a packet meets the two decisions of its own.
 
 use flowloom_bpf_abi::{
-    Addr, DropReason, ct_flags, ct_routes, ct_state, direction, endpoint_flags, policy_flags, trace_step,
-    verdict,
+    Addr, DropReason, ct_flags, ct_routes, ct_state, direction, endpoint_flags, hook, policy_flags,
+    trace_step, verdict,
 };
 
 use crate::conntrack::{self, CtCell, first_state};
@@ -80,10 +80,10 @@ fn known<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell) -> Step {
             route::find(t, p);
             go!(reachable(p));
             if !t.dry() && (p.route == to::LOCAL || p.route == to::TUNNEL) {
-                remember(p, e, dst_side, cached);
+                remember(p, e, src_side, cached);
             }
         }
-    } else if e.endpoint(src_side) != 0 && p.dst_ep != 0 {
+    } else if p.hook == hook::TO_ENDPOINT && e.endpoint(src_side) != 0 {
         // The sender's hook has counted it.
         p.flags |= flag::COUNTED;
     }
@@ -114,12 +114,15 @@ fn cached_route<T: Tables>(t: T, p: &mut Packet, e: &CtCell, dst_side: u8) -> bo
     valid
 }
 
+/// Leaves the destination in the entry.
 #[inline(always)]
-fn remember(p: &Packet, e: &CtCell, dst_side: u8, cached: u8) {
-    // An ICMP error of a router on the way says nothing about the connection's own path.
-    if p.has(flag::ICMP_ERROR) {
+fn remember(p: &Packet, e: &CtCell, src_side: u8, cached: u8) {
+    // An ICMP error of a router on the way says nothing about the connection's own path; and what was found under an older generation than
+    // another processor has decided under meanwhile is not to be kept.
+    if p.has(flag::ICMP_ERROR) || e.decision(src_side).generation() != p.generation {
         return;
     }
+    let dst_side = if src_side == direction::EGRESS { direction::INGRESS } else { direction::EGRESS };
     if p.route == to::LOCAL {
         // Quotas were taken for the endpoints that the entry names.
         if e.flags() & ct_flags::COUNTED != 0 && e.endpoint(dst_side) != p.dst_ep {

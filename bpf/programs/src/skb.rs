@@ -147,9 +147,11 @@ impl Frame for Skb {
 
     #[inline(always)]
     fn for_this_host(self) {
-        // SAFETY: the helper checks the type. A refusal leaves the type as it is: the packet was for this host already.
-        unsafe {
-            bpf::bpf_skb_change_type(self.0, PACKET_HOST);
+        if field!(self.pkt_type) != PACKET_HOST {
+            // SAFETY: the helper checks the type. A refusal leaves a type that no received packet has.
+            unsafe {
+                bpf::bpf_skb_change_type(self.0, PACKET_HOST);
+            }
         }
     }
 

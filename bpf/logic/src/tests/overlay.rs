@@ -136,3 +136,19 @@ fn the_uplink_delivers_what_direct_peers_send_and_leaves_the_rest_to_the_stack()
     odd[47] = 0;
     arrived(&t, odd).dropped("InvalidHeader");
 }
+
+#[test]
+fn ipv6_packets_with_mapped_addresses_are_nobodys_ipv4() {
+    let t = world();
+    let (mapped, a): (IpAddr, IpAddr) = ("::ffff:10.1.0.50".parse().expect("address"), ip(true, A));
+    let data = || frame(REMOTE, &in_ip(mapped, a, 17, 64, &udp((mapped, 1), (a, 2), b"")));
+    tunnelled(&t, RED, NODE, data()).dropped("InvalidAddress");
+    let direct = PeerRecord {
+        identity: identity(DEFAULT, REMOTE),
+        flags: peer_flags::ENDPOINT | peer_flags::REMOTE | peer_flags::DIRECT,
+        tunnel: Addr::v4(NODE),
+    };
+    t.set_peer(key(DEFAULT, ip(false, REMOTE), 32), direct);
+    arrived(&t, data()).dropped("InvalidAddress");
+    from_host(&t, DEFAULT, A, data()).dropped("InvalidAddress");
+}
