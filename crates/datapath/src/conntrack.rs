@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::sync::OnceLock;
 
 use flowloom_bpf_abi::{self as abi, ct_flags, map_name as name};
 use flowloom_bpf_logic::{expired, timeout};
@@ -198,10 +199,19 @@ fn give(given: &mut Given, key: &abi::CtKey, entry: &abi::CtEntry) {
 #[derive(Debug)]
 pub(crate) struct Conntrack<'a> {
     pub(crate) maps: &'a Maps,
-    pub(crate) quota: &'a QuotaProgram,
+    pub(crate) quota: &'a OnceLock<QuotaProgram>,
 }
 
 impl Conntrack<'_> {
+    /// Loaded when it is first needed: a restart that finds every quota right loads nothing.
+    fn quota_program(&self) -> Result<&QuotaProgram> {
+        if let Some(loaded) = self.quota.get() {
+            return Ok(loaded);
+        }
+        let fresh = QuotaProgram::load(&self.maps.quotas)?;
+        Ok(self.quota.get_or_init(|| fresh))
+    }
+
     fn tables(&self) -> [(&'static str, &sys::Map<abi::CtKey, abi::CtEntry>, bool); 2] {
         [
             (name::CONNTRACK_NEW, &self.maps.conntrack_new, false),
@@ -284,7 +294,7 @@ impl Conntrack<'_> {
 
     fn give_back(&self, given: &Given) -> Result<()> {
         for ((vpc, endpoint), n) in given {
-            self.quota.give(&abi::QuotaKey { vpc: *vpc, endpoint: *endpoint }, *n)?;
+            self.quota_program()?.give(&abi::QuotaKey { vpc: *vpc, endpoint: *endpoint }, *n)?;
         }
         Ok(())
     }
@@ -313,7 +323,7 @@ impl Conntrack<'_> {
                 }
             }
         }
-        self.quota.set_limit(&key, limit)?;
+        self.quota_program()?.set_limit(&key, limit)?;
         Ok(true)
     }
 

@@ -33,15 +33,8 @@ impl Shared {
         Self { maps, object, maps_dir, quota: OnceLock::new(), tracer: Mutex::new(None) }
     }
 
-    fn conntrack(&self) -> Result<Conntrack<'_>> {
-        let quota = match self.quota.get() {
-            Some(q) => q,
-            None => {
-                let fresh = QuotaProgram::load(&self.maps.quotas)?;
-                self.quota.get_or_init(|| fresh)
-            }
-        };
-        Ok(Conntrack { maps: &self.maps, quota })
+    fn conntrack(&self) -> Conntrack<'_> {
+        Conntrack { maps: &self.maps, quota: &self.quota }
     }
 }
 
@@ -95,7 +88,7 @@ impl View {
     /// # Errors
     /// When a map cannot be read.
     pub fn conntrack(&self, filter: &CtFilter, limit: usize) -> Result<Vec<ConntrackRow>> {
-        self.shared.conntrack()?.list(filter, limit)
+        self.shared.conntrack().list(filter, limit)
     }
 
     /// Removes the connections that match and gives their quotas back. Returns how many.
@@ -103,7 +96,7 @@ impl View {
     /// # Errors
     /// When a map cannot be read or written.
     pub fn flush(&self, filter: &CtFilter) -> Result<u64> {
-        self.shared.conntrack()?.flush(filter)
+        self.shared.conntrack().flush(filter)
     }
 
     /// Removes every connection of an endpoint: before its id stands for another.
@@ -119,7 +112,7 @@ impl View {
     /// # Errors
     /// As [`Self::flush`].
     pub fn sweep(&self, now: u32) -> Result<SweepReport> {
-        self.shared.conntrack()?.sweep(now)
+        self.shared.conntrack().sweep(now)
     }
 
     /// Numbers that connections name.
@@ -127,7 +120,7 @@ impl View {
     /// # Errors
     /// When a map cannot be read.
     pub fn named(&self) -> Result<Named> {
-        self.shared.conntrack()?.named()
+        self.shared.conntrack().named()
     }
 
     /// The quota of an endpoint, or of the whole VPC.
@@ -135,7 +128,7 @@ impl View {
     /// # Errors
     /// When the map cannot be read.
     pub fn quota(&self, vpc: VpcId, endpoint: Option<EndpointId>) -> Result<Option<abi::QuotaValue>> {
-        self.shared.conntrack()?.quota(vpc, endpoint)
+        self.shared.conntrack().quota(vpc, endpoint)
     }
 
     /// Limits established connections; 0 = counted without limit. Returns whether anything changed.
@@ -143,7 +136,7 @@ impl View {
     /// # Errors
     /// When the map is full or the kernel refuses.
     pub fn set_quota(&self, vpc: VpcId, endpoint: Option<EndpointId>, limit: u32) -> Result<bool> {
-        self.shared.conntrack()?.set_quota(vpc, endpoint, limit)
+        self.shared.conntrack().set_quota(vpc, endpoint, limit)
     }
 
     /// Stops counting. Returns whether there was a quota.
@@ -151,7 +144,7 @@ impl View {
     /// # Errors
     /// When the kernel refuses.
     pub fn remove_quota(&self, vpc: VpcId, endpoint: Option<EndpointId>) -> Result<bool> {
-        self.shared.conntrack()?.remove_quota(vpc, endpoint)
+        self.shared.conntrack().remove_quota(vpc, endpoint)
     }
 
     /// Packets and bytes of an endpoint.

@@ -125,6 +125,7 @@ pub struct Agent {
     pub process: Option<Process>,
     netns: flowloom_netlink::Netns,
     variables: Vec<(String, String)>,
+    wrapper: Vec<String>,
 }
 
 impl Lab {
@@ -190,6 +191,7 @@ impl Lab {
             process: None,
             netns: self.node(index).ns.try_clone()?,
             variables: Vec::new(),
+            wrapper: Vec::new(),
         };
         agent.start()?;
         Ok(agent)
@@ -216,7 +218,10 @@ impl Lab {
     }
 
     /// Until every living agent enforces what is installed.
-    fn wait_enforced(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// When the document cannot be read.
+    pub fn wait_enforced(&self) -> Result<()> {
         let lock = lock_path(&self.document);
         let wanted = digest(&std::fs::read(&self.document)?, std::fs::read(lock).ok().as_deref());
         for agent in self.agents.iter().filter(|a| a.process.is_some()) {
@@ -333,14 +338,19 @@ impl Agent {
         self.variables.clear();
     }
 
+    /// A program and its arguments in front of the agent's command line for the next starts (`strace -D ...`); it must end up as the same process.
+    pub fn wrap(&mut self, wrapper: &[&str]) {
+        self.wrapper = wrapper.iter().map(|w| (*w).to_owned()).collect();
+    }
+
     /// Starts it; does not wait.
     ///
     /// # Errors
     /// When the program cannot be started.
     pub fn start(&mut self) -> Result<()> {
-        let mut command =
-            Cmd::new(&[binary("flowloom-agent")?, "--config".into(), self.config.display().to_string()])
-                .in_netns(&self.netns)?;
+        let mut argv = self.wrapper.clone();
+        argv.extend([binary("flowloom-agent")?, "--config".into(), self.config.display().to_string()]);
+        let mut command = Cmd::new(&argv).in_netns(&self.netns)?;
         for (key, value) in &self.variables {
             command = command.env(key, value);
         }

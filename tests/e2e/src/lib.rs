@@ -3,9 +3,11 @@
 mod binaries;
 mod document;
 mod lab;
+mod runtime;
 mod workload;
 
 pub use binaries::binary;
 pub use document::Document;
 pub use lab::{Agent, Lab, LabBuilder};
+pub use runtime::{Runtime, netns_path};
 pub use workload::{Reached, Workload};
