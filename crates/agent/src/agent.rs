@@ -43,7 +43,7 @@ pub fn run(config: Config) -> Result<()> {
     let store = Store::open(&config.state_dir)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        .max_blocking_threads(4)
+        .max_blocking_threads(16)
         .thread_stack_size(512 * 1024)
         .enable_all()
         .build()

@@ -1,4 +1,4 @@
-//! CNI requests. ADD: reserve, write down, make, guard, enforce, answer; what fails undoes exactly what it did.
+//! CNI ADD and CHECK. ADD: reserve, write down, make, guard, enforce, answer; what fails undoes exactly what it did.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -18,24 +18,24 @@ use crate::writes;
 /// Timings kept.
 const TIMINGS: usize = 256;
 
-fn error(code: ErrorCode, message: impl Into<String>) -> ApiError {
+pub(crate) fn error(code: ErrorCode, message: impl Into<String>) -> ApiError {
     ApiError::new(code, message)
 }
 
 /// Microseconds per stage.
-struct Stages {
+pub(crate) struct Stages {
     start: Instant,
     last: Instant,
     list: Vec<(String, u64)>,
 }
 
 impl Stages {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let now = Instant::now();
         Self { start: now, last: now, list: Vec::with_capacity(8) }
     }
 
-    fn done(&mut self, stage: &str) {
+    pub(crate) fn done(&mut self, stage: &str) {
         let now = Instant::now();
         self.list.push((stage.to_owned(), micros(now - self.last)));
         self.last = now;
@@ -47,7 +47,7 @@ fn micros(d: std::time::Duration) -> u64 {
 }
 
 impl Core {
-    fn require_document(&self) -> Result<(), ApiError> {
+    pub(crate) fn require_document(&self) -> Result<(), ApiError> {
         if self.applied_generation > 0 {
             return Ok(());
         }
@@ -56,7 +56,7 @@ impl Core {
         Err(error(ErrorCode::NotReady, format!("the node is not ready: {why}")))
     }
 
-    fn attached_as(&self, attachment: &CniAttachment) -> Option<&Record> {
+    pub(crate) fn attached_as(&self, attachment: &CniAttachment) -> Option<&Record> {
         self.records.values().find(|r| r.cni.as_ref().is_some_and(|c| c.attachment == *attachment))
     }
 
@@ -74,7 +74,7 @@ impl Core {
         result
     }
 
-    fn time(&mut self, command: &str, attachment: &CniAttachment, ok: bool, stages: &Stages) {
+    pub(crate) fn time(&mut self, command: &str, attachment: &CniAttachment, ok: bool, stages: &Stages) {
         while self.timings.len() >= TIMINGS {
             self.timings.pop_front();
         }
@@ -95,6 +95,12 @@ impl Core {
         self.require_document()?;
         check_request(request)?;
         if let Some(existing) = self.attached_as(&request.attachment).cloned() {
+            if self.leaving.contains(&existing.key) {
+                return Err(error(
+                    ErrorCode::Busy,
+                    format!("{} is being removed; try again", request.attachment),
+                ));
+            }
             return self.add_again(&existing, request);
         }
         let (start, writes_before) = (Instant::now(), writes::total());
@@ -139,7 +145,7 @@ impl Core {
         }
     }
 
-    fn why_not(&self, key: &EndpointKey) -> String {
+    pub(crate) fn why_not(&self, key: &EndpointKey) -> String {
         if let Some(e) = self.wiring_errors.get(key) {
             return format!("endpoint {key}: {e}");
         }
@@ -320,50 +326,6 @@ impl Core {
         self.forget_attachment(&record.key);
     }
 
-    /// Removes an attachment with everything that belongs to it. Errors are noted; the record stays until its device is gone.
-    pub(crate) fn forget_attachment(&mut self, key: &EndpointKey) -> bool {
-        self.forget(key, &mut Stages::new())
-    }
-
-    fn forget(&mut self, key: &EndpointKey, stages: &mut Stages) -> bool {
-        let Some(record) = self.records.get(key).cloned() else { return true };
-        let Some(cni) = &record.cni else { return false };
-        if cni.endpoint.is_some() {
-            match self.document.as_ref().and_then(|d| d.world.endpoints.get(key)) {
-                // A name that the document took meanwhile stays the document's.
-                Some(theirs) => drop(self.world.endpoints.insert(key.clone(), theirs.clone())),
-                None => drop(self.world.endpoints.remove(key)),
-            }
-        }
-        // The datapath first lets go of the endpoint: from here on nothing of it passes.
-        self.attached.remove(key);
-        if self.applied_generation > 0 {
-            // Numbers that retire may be written later: after a crash they retire again. Only new ones must be on the disk first.
-            self.wanted = self.compile_one(key);
-            let effective = self.effective_plan();
-            self.put_in_force(effective);
-        }
-        stages.done("policy");
-        if let Err(e) = self.unwire(&record) {
-            self.note_error(format!("endpoint {key}: {e}"));
-            return false;
-        }
-        stages.done("device");
-        if let Some(known) = &mut self.routes {
-            // The kernel removed them together with the device.
-            known.retain(|r| !matches!(&r.via, crate::wiring::Via::Device { name, .. } if name == record.wire.device()));
-        }
-        if let Err(e) = self.store.remove_endpoint(&record.file()) {
-            self.note_error(format!("endpoint {key}: {e}"));
-            return false;
-        }
-        if let Some(own) = &cni.endpoint {
-            self.ipam.release_in(&key.vpc, &own.subnet, &cni.attachment, Self::now());
-        }
-        self.records.remove(key);
-        true
-    }
-
     fn result(&self, record: &Record, plan: &EndpointPlan) -> v1::CniAddResult {
         let spec: WireSpec = self.wire_spec(plan, record.wire.clone());
         let device = self.attached.get(&record.key);
@@ -431,58 +393,6 @@ impl Core {
         }
         self.wiring.check(&spec).map_err(|e| failed(format!("endpoint {}: {e}", record.key)))?;
         Ok(v1::CniChecked { endpoint: record.key.to_string() })
-    }
-
-    /// Removes an attachment. What is gone already is a success.
-    ///
-    /// # Errors
-    /// When the kernel refuses to let go of a device that exists.
-    pub(crate) fn cni_del(&mut self, request: &v1::CniDelRequest) -> Result<v1::CniDeleted, ApiError> {
-        // Before the first document nothing is deleted: the runtime asks again.
-        self.require_document()?;
-        let (start, writes_before) = (Instant::now(), writes::total());
-        let mut stages = Stages::new();
-        let keys = self.attachments_of(request);
-        if keys.is_empty() {
-            return Ok(v1::CniDeleted { removed: Vec::new() });
-        }
-        self.last.errors.clear();
-        let mut removed = Vec::new();
-        let mut failed = false;
-        for key in keys {
-            if self.forget(&key, &mut stages) {
-                removed.push(key.to_string());
-            } else {
-                failed = true;
-            }
-            stages.done("record");
-        }
-        self.time("DEL", &request.attachment, !failed, &stages);
-        let errors = self.last.errors.join("; ");
-        self.finish(start, writes_before);
-        if failed { Err(error(ErrorCode::Realise, errors)) } else { Ok(v1::CniDeleted { removed }) }
-    }
-
-    /// The attachment by container and interface; else, for a container that no record knows, by the pod that the arguments
-    /// name, when that is one life of it only (a UID, or no other attachment with the name).
-    fn attachments_of(&self, request: &v1::CniDelRequest) -> Vec<EndpointKey> {
-        if let Some(record) = self.attached_as(&request.attachment) {
-            return vec![record.key.clone()];
-        }
-        let arg = |name: &str| request.args.get(name).filter(|v| !v.is_empty());
-        let (Some(uid), Some(name)) = (arg("K8S_POD_UID"), arg("K8S_POD_NAME")) else { return Vec::new() };
-        self.records
-            .values()
-            .filter(|r| {
-                r.cni.as_ref().is_some_and(|c| {
-                    c.args.get("K8S_POD_UID") == Some(uid)
-                        && c.args.get("K8S_POD_NAME") == Some(name)
-                        && c.attachment.ifname == request.attachment.ifname
-                        && c.netns.as_str() == request.netns.as_deref().unwrap_or(&c.netns)
-                })
-            })
-            .map(|r| r.key.clone())
-            .collect()
     }
 
     pub(crate) fn cni_status(&self) -> v1::CniStatus {

@@ -156,6 +156,8 @@ pub(crate) struct Core {
     pub(crate) document_error: String,
     pub(crate) document: Option<Document>,
     pub(crate) records: BTreeMap<EndpointKey, Record>,
+    /// Attachments between the parts of their DEL.
+    pub(crate) leaving: BTreeSet<EndpointKey>,
     pub(crate) ipam: Ipam,
     /// Document and attachments together.
     pub(crate) world: World,
@@ -245,6 +247,7 @@ impl Core {
             document_error: String::new(),
             document: None,
             records: records.into_iter().map(|r| (r.key.clone(), r)).collect(),
+            leaving: BTreeSet::new(),
             ipam: Ipam::default(),
             world: World::default(),
             stored_numbers: numbers.clone(),
@@ -368,7 +371,7 @@ impl Core {
 
     pub(crate) fn network_changed(&mut self, changes: &[NetworkChange]) {
         let mut gone = Vec::new();
-        for (key, record) in &self.records {
+        for (key, record) in self.records.iter().filter(|(key, _)| !self.leaving.contains(*key)) {
             let device = record.wire.device();
             if changes.iter().any(|c| matches!(c, NetworkChange::LinkGone(name) if name == device)) {
                 gone.push(key.clone());

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `core` | the one writer: takes commands, owns world, plan and numbers |
 //! | `reconcile`, `duties` | one pass; what the node itself owes (pure) |
-//! | `cni`, `ipam`, `record` | attachments: ADD, CHECK, DEL; addresses; what is kept of them |
+//! | `cni`, `detach`, `ipam`, `record` | attachments: ADD and CHECK; DEL; addresses; what is kept of them |
 //! | `wiring`, `plane` | the outside world behind traits: network and datapath |
 //! | `source` | the document on disk |
 //! | `store`, `writes` | durable state; every write counted |
@@ -20,6 +20,7 @@ mod conditions;
 pub mod config;
 mod connections;
 mod core;
+mod detach;
 mod duties;
 mod events;
 mod explain;

@@ -25,7 +25,7 @@ impl Core {
     pub(crate) fn rebuild_world(&mut self) {
         let Some(document) = &self.document else { return };
         let mut world = document.world.clone();
-        for record in self.records.values() {
+        for record in self.records.values().filter(|r| !self.leaving.contains(&r.key)) {
             if let Some(endpoint) = record.endpoint(&self.config.node) {
                 // A name of the document wins; the attachment then waits with its device closed.
                 world.endpoints.entry(endpoint.key()).or_insert(endpoint);
@@ -264,6 +264,9 @@ impl Core {
 
     fn ensure_wired(&mut self, plan: &EndpointPlan) -> Result<(), String> {
         let key = &plan.key;
+        if self.leaving.contains(key) {
+            return Ok(());
+        }
         let record = self.records.get(key);
         if let Some(ours) = record.and_then(|r| r.endpoint(&self.config.node))
             && self.world.endpoints.get(key) != Some(&ours)
@@ -325,6 +328,12 @@ impl Core {
     /// Takes an endpoint's device away, its programs with it. The record stays.
     pub(crate) fn unwire(&mut self, record: &Record) -> Result<(), crate::wiring::WiringError> {
         self.wiring.unwire(&record.wire)?;
+        self.detached(record);
+        Ok(())
+    }
+
+    /// The device is gone: its links and number, too.
+    pub(crate) fn detached(&mut self, record: &Record) {
         self.attached.remove(&record.key);
         let known = self.wired_as.remove(&record.key).map(|(id, _)| id);
         if let Some(id) = known.or_else(|| self.numbers.endpoint_id(&record.key))
@@ -332,7 +341,6 @@ impl Core {
         {
             self.note_error(format!("endpoint {}: {e}", record.key));
         }
-        Ok(())
     }
 
     /// Endpoints that the world no longer has, after the datapath let go of them.

@@ -6,6 +6,7 @@ use axum::extract::State;
 use flowloom_api::v1;
 
 use super::{Answer, Context, body};
+use crate::detach;
 
 pub(crate) async fn add(State(context): State<Context>, bytes: Bytes) -> Answer<v1::CniAddResult> {
     let request: v1::CniAddRequest = body(&bytes)?;
@@ -19,7 +20,7 @@ pub(crate) async fn check(State(context): State<Context>, bytes: Bytes) -> Answe
 
 pub(crate) async fn del(State(context): State<Context>, bytes: Bytes) -> Answer<v1::CniDeleted> {
     let request: v1::CniDelRequest = body(&bytes)?;
-    Ok(Json(context.core.ask(move |core| core.cni_del(&request)).await??))
+    Ok(Json(detach::delete(&context.core, request).await?))
 }
 
 pub(crate) async fn status(State(context): State<Context>) -> Answer<v1::CniStatus> {

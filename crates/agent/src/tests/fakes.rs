@@ -10,6 +10,7 @@ use flowloom_datapath::{
 };
 use flowloom_model::Mac;
 
+use crate::detach::Remover;
 use crate::plane::Plane;
 use crate::wiring::{HostRoute, MasqueradeSpec, NodeSpec, NodeState, Wire, WireSpec, Wiring, WiringError};
 
@@ -59,6 +60,11 @@ impl Wiring for FakeNet {
         net.raised.remove(&index(wire.device()));
         net.changes += u64::from(net.devices.remove(wire.device()).is_some());
         Ok(())
+    }
+
+    fn remover(&self) -> Remover {
+        let net = self.clone();
+        Box::new(move |wire| net.clone().unwire(wire))
     }
 
     fn is_wired(&mut self, wire: &Wire) -> std::result::Result<bool, WiringError> {

@@ -13,6 +13,7 @@ use ipnet::IpNet;
 use super::{
     HostRoute, MasqueradeSpec, NodeSpec, NodeState, Via, Wire, WireSpec, Wiring, WiringError, workload,
 };
+use crate::detach::Remover;
 use crate::writes;
 
 /// Next hop of the routes through the overlay device: never on a wire, only a name for a permanent neighbour.
@@ -175,6 +176,11 @@ impl Wiring for Host {
 
     fn unwire(&mut self, wire: &Wire) -> Result<(), WiringError> {
         workload::unwire(&mut self.netlink, wire)
+    }
+
+    fn remover(&self) -> Remover {
+        // A socket of its own: the kernel answers each when it is done.
+        Box::new(|wire| workload::unwire(&mut Handle::new()?, wire))
     }
 
     fn is_wired(&mut self, wire: &Wire) -> Result<bool, WiringError> {

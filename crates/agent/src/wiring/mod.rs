@@ -13,6 +13,8 @@ use flowloom_model::Mac;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::detach::Remover;
+
 /// How one endpoint is wired; stored, so that it can be taken away after a restart.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
@@ -186,6 +188,9 @@ pub(crate) trait Wiring: Send {
     /// # Errors
     /// What the kernel refuses.
     fn unwire(&mut self, wire: &Wire) -> Result<(), WiringError>;
+
+    /// As [`Self::unwire`], for any thread of the process.
+    fn remover(&self) -> Remover;
 
     /// Whether the endpoint's device is there.
     ///
