@@ -168,7 +168,7 @@ impl<'a> Compiler<'a> {
         let held = cache.get(&slot).filter(|policy| *policy.spec() == spec).cloned();
         let policy = held.unwrap_or_else(|| Arc::new(CompiledPolicy::with_fault(spec, fault)));
         cache.insert(slot, policy.clone());
-        self.plan.policies.insert(slot, policy);
+        self.new_policies |= self.plan.policies.insert(slot, policy).is_none();
         Some(slot)
     }
 }

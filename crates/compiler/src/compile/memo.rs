@@ -158,6 +158,7 @@ pub(super) fn resume(
         conditions,
         specs: if new_rules { BTreeMap::new() } else { specs },
         holders,
+        new_policies: false,
         questions,
     };
     for (name, scope) in &scopes {

@@ -125,6 +125,7 @@ fn compile_from(
         conditions: Vec::new(),
         specs: BTreeMap::new(),
         holders: HashMap::new(),
+        new_policies: false,
         questions: BTreeMap::new(),
     };
     compiler.nodes();
@@ -147,6 +148,8 @@ struct Compiler<'a> {
     specs: BTreeMap<SpecKey, Option<[PolicySlot; 2]>>,
     /// How many ipcache entries name a user identity.
     holders: HashMap<Identity, u32>,
+    /// Some policy was not in the plan that this one started from.
+    new_policies: bool,
     /// What the rules of each VPC in the plan ask.
     questions: BTreeMap<VpcId, Arc<Questions>>,
 }
@@ -414,7 +417,11 @@ impl<'a> Compiler<'a> {
         let NodePlan { policies, endpoints, rules, .. } = &mut self.plan;
         let used: BTreeSet<PolicySlot> =
             endpoints.values().flat_map(|e| [e.egress_slot, e.ingress_slot]).collect();
+        let before = policies.len();
         policies.retain(|slot, _| used.contains(slot));
+        if policies.len() == before && !self.new_policies {
+            return;
+        }
         rules.clear();
         for rule in policies.values().flat_map(|policy| &policy.spec().rules) {
             rules.entry(rule.id).or_insert_with(|| (*rule.name).clone());

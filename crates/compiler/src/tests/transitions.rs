@@ -260,7 +260,9 @@ fn no_packet_meets_a_mixture_of_two_plans() {
     println!(
         "seed {seed}: {writes} writes, {checks} checks, {transient} transient peers, {stand_ins} stand-ins"
     );
-    assert!(transient > 0 && stand_ins > 0, "the hard cases never occurred");
+    // A replayed seed, or a shorter run, need not meet the rarest case.
+    let usual = std::env::var_os("FLOWLOOM_SEED").is_none() && worlds(100) >= 100;
+    assert!(transient > 0 && (stand_ins > 0 || !usual), "the hard cases never occurred");
 }
 
 /// Plans that differ in what no map holds: names of rule and identity numbers.
