@@ -289,7 +289,8 @@ fn icmp(p: &mut Packet, b: &[u8; 8]) {
         if p.protocol == ICMP { b[0] == 3 || b[0] == 11 || b[0] == 12 } else { b[0] >= 1 && b[0] <= 4 };
     if error {
         p.flags |= flag::ICMP_ERROR;
-    } else if b[0] == request || b[0] == reply {
+    } else if (b[0] == request || b[0] == reply) && b[1] == 0 {
+        // With another code it is no echo (RFC 792, RFC 4443 section 4): nothing answers it, and its code must not be forgotten.
         p.flags |= if b[0] == request { flag::ECHO_REQUEST } else { flag::ECHO_REPLY };
         p.sport = [b[4], b[5]];
         p.dport = p.sport;
