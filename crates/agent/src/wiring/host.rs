@@ -10,6 +10,7 @@ use flowloom_netlink::{
 };
 use ipnet::IpNet;
 
+use super::remover::Queue;
 use super::{
     HostRoute, MasqueradeSpec, NodeSpec, NodeState, Via, Wire, WireSpec, Wiring, WiringError, workload,
 };
@@ -37,6 +38,8 @@ pub(crate) struct Host {
     masquerade: Option<Option<MasqueradeSpec>>,
     overlay: Option<IfIndex>,
     uplinks: Vec<(String, u32)>,
+    /// Without it (no thread to be had) devices are removed one by one.
+    removals: Option<Queue>,
     /// Permanent neighbours made or found right, per device and address.
     neighbours: BTreeMap<(u32, IpAddr), Mac>,
 }
@@ -54,6 +57,7 @@ impl Host {
             masquerade: None,
             overlay: None,
             uplinks: Vec::new(),
+            removals: Queue::start().ok(),
             neighbours: BTreeMap::new(),
         })
     }
@@ -179,8 +183,13 @@ impl Wiring for Host {
     }
 
     fn remover(&self) -> Remover {
-        // A socket of its own: the kernel answers each when it is done.
-        Box::new(|wire| workload::unwire(&mut Handle::new()?, wire))
+        match &self.removals {
+            Some(queue) => {
+                let queue = queue.clone();
+                Box::new(move |wire| queue.remove(wire))
+            }
+            None => Box::new(|wire| workload::unwire(&mut Handle::new()?, wire)),
+        }
     }
 
     fn is_wired(&mut self, wire: &Wire) -> Result<bool, WiringError> {

@@ -1,6 +1,7 @@
 //! Devices, namespaces, routes and the masquerade table: what the agent asks of the node's network.
 
 mod host;
+mod remover;
 mod workload;
 
 pub(crate) use host::Host;
