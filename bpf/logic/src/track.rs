@@ -266,6 +266,10 @@ fn own_port(p: &mut Packet) {
 fn fresh<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, dead: Option<&CtCell>) -> Step {
     p.flags |= flag::ORIGINAL;
     p.flags &= !flag::HALF_OPEN;
+    // A reply whose request was not seen begins nothing: the request that comes the other way would be taken for its answer.
+    if p.has(flag::ECHO_REPLY) {
+        p.flags |= flag::UNTRACKED;
+    }
     if p.has(flag::FORWARDS) {
         route::find(t, p);
         // A route that leads nowhere is the second reason: policy is asked first.

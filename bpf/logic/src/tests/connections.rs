@@ -51,6 +51,38 @@ fn replies_pass_where_nothing_new_may() {
     send(&t, RED, B, echo_frame(true, B, A, true, 8)).dropped("PolicyEgress");
 }
 
+/// An unasked reply was stored as a connection of its own: the request the other way was then no start, and its answer no answer.
+#[test]
+fn an_echo_reply_without_its_request_begins_no_connection() {
+    for v6 in [false, true] {
+        let t = world();
+        send(&t, RED, B, echo_frame(v6, B, A, true, 7)).delivered_to(RED, A);
+        assert_eq!(t.counts(), (0, 0));
+        switch(&t, RED, B, DENY, ALLOW);
+        send(&t, RED, A, echo_frame(v6, A, B, false, 7)).delivered_to(RED, B);
+        send(&t, RED, B, echo_frame(v6, B, A, true, 7)).delivered_to(RED, A);
+        assert_eq!(t.counts(), (1, 0));
+    }
+}
+
+/// Code 3 was judged when the connection began, code 0 whenever it was judged again.
+#[test]
+fn an_echo_with_a_code_is_judged_by_its_code_every_time() {
+    let t = world();
+    let odd = || {
+        frame(
+            A,
+            &in_ip(ip(false, A), ip(false, B), 1, 64, &icmp(ip(false, A), ip(false, B), 8, 3, &[0, 7, 0, 1])),
+        )
+    };
+    t.set_policy(7, &[entry(0, 1, 0x0803, 16, 5, verdict::ALLOW), entry(0, 0, 0, 0, 1, verdict::DROP)]);
+    switch(&t, RED, A, 7, ALLOW);
+    send(&t, RED, A, odd()).delivered_to(RED, B);
+    t.bump(RED);
+    send(&t, RED, A, odd()).delivered_to(RED, B);
+    assert_eq!(t.counts(), (0, 0));
+}
+
 #[test]
 fn a_revoked_connection_stops_in_both_directions_whichever_side_speaks_first() {
     for reply_first in [false, true] {
