@@ -102,6 +102,11 @@ async fn read_body(State(context): State<Context>, request: Request, next: Next)
     let (parts, body) = request.into_parts();
     let most = context.limits.body_bytes;
     let patience = Duration::from_secs(context.limits.header_seconds);
+    let announced =
+        parts.headers.get(axum::http::header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
+    if announced.is_some_and(|n: u64| n > most as u64) {
+        return failure(ErrorCode::TooLarge, format!("the body is larger than {most} bytes")).into_response();
+    }
     match tokio::time::timeout(patience, to_bytes(body, most)).await {
         Ok(Ok(bytes)) => next.run(Request::from_parts(parts, Body::from(bytes))).await,
         Ok(Err(_)) => {
@@ -243,3 +248,6 @@ pub(crate) fn both(
         _ => Err(invalid("vpc and endpoint go together: an endpoint's name is unique in its vpc only")),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,22 +15,22 @@ use crate::plane::Plane;
 use crate::wiring::{HostRoute, MasqueradeSpec, NodeSpec, NodeState, Wire, WireSpec, Wiring, WiringError};
 
 #[derive(Debug, Default)]
-pub(super) struct Net {
+pub(crate) struct Net {
     /// Devices by name, as they were asked for.
-    pub(super) devices: BTreeMap<String, WireSpec>,
+    pub(crate) devices: BTreeMap<String, WireSpec>,
     /// Devices that are switched on.
-    pub(super) raised: BTreeSet<u32>,
-    pub(super) routes: BTreeSet<HostRoute>,
-    pub(super) masquerade: Option<MasqueradeSpec>,
-    pub(super) node: Option<NodeSpec>,
+    pub(crate) raised: BTreeSet<u32>,
+    pub(crate) routes: BTreeSet<HostRoute>,
+    pub(crate) masquerade: Option<MasqueradeSpec>,
+    pub(crate) node: Option<NodeSpec>,
     /// Changes made.
-    pub(super) changes: u64,
+    pub(crate) changes: u64,
     /// Endpoints whose device is refused.
-    pub(super) refuse: BTreeSet<String>,
+    pub(crate) refuse: BTreeSet<String>,
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct FakeNet(pub(super) Arc<Mutex<Net>>);
+pub(crate) struct FakeNet(pub(crate) Arc<Mutex<Net>>);
 
 fn index(device: &str) -> u32 {
     100 + device.bytes().fold(0u32, |h, b| h.wrapping_mul(31).wrapping_add(u32::from(b))) % 1_000_000
@@ -130,17 +130,17 @@ impl Wiring for FakeNet {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Maps {
-    pub(super) memory: Memory,
-    pub(super) devices: Devices,
+pub(crate) struct Maps {
+    pub(crate) memory: Memory,
+    pub(crate) devices: Devices,
     default_vpc: Option<VpcId>,
     node: Option<NodeSettings>,
     /// Devices with programs.
-    pub(super) guarded: BTreeSet<u32>,
+    pub(crate) guarded: BTreeSet<u32>,
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct FakePlane(pub(super) Arc<Mutex<Maps>>);
+pub(crate) struct FakePlane(pub(crate) Arc<Mutex<Maps>>);
 
 impl Plane for FakePlane {
     fn attach_endpoint(&mut self, id: EndpointId, device: &str) -> Result<DeviceInfo> {

@@ -1,6 +1,6 @@
 //! The core over an outside world in memory.
 
-mod fakes;
+pub(crate) mod fakes;
 
 use std::collections::BTreeMap;
 use std::fs;
