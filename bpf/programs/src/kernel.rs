@@ -99,7 +99,7 @@ impl Tables for Kernel {
 
     #[inline(always)]
     fn dry(self) -> bool {
-        maps::DRY_RUN.load() != 0
+        maps::DRY_RUN.load() == maps::DRY
     }
 
     #[inline(always)]
@@ -224,7 +224,9 @@ impl Tables for Kernel {
 
     #[inline(always)]
     fn config(self) -> Option<&'static NodeConfig> {
-        get(map(&maps::CONFIG), &0u32)
+        // Not `&0`: a constant may be merged with another zero of the object, and one of them is the loader's to change.
+        let key = 0u32;
+        get(map(&maps::CONFIG), &key)
     }
 
     #[inline(always)]

@@ -10,9 +10,11 @@ use flowloom_bpf_abi as abi;
 
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
-/// Set to 1 by the loader of a trace: no map but `fl_trace` is written.
+/// Set to [`DRY`] by the loader of a trace: no map but `fl_trace` is written. Starts as a value that no other constant has: equal ones are merged.
 #[unsafe(no_mangle)]
-pub static DRY_RUN: Global<u32> = Global::new(0);
+pub static DRY_RUN: Global<u32> = Global::new(0xf10e_0d27);
+/// A trace.
+pub const DRY: u32 = 1;
 
 #[btf_map(name = "fl_devices")]
 pub static DEVICES: HashMap<u32, abi::DeviceRecord, { abi::MAX_DEVICES as usize }> = HashMap::new();

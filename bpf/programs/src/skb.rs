@@ -32,19 +32,32 @@ macro_rules! field {
     };
 }
 
-/// A cleared key. Word by word: a plain assignment of zeros becomes a loop over bytes on this target.
+/// Fills a key with an id and a remote address. In place and word by word: a plain assignment of zeros becomes a loop over bytes on this target.
 #[inline(always)]
-fn no_key() -> RawTunnelKey {
-    let mut raw = MaybeUninit::<RawTunnelKey>::uninit();
-    let words = raw.as_mut_ptr().cast::<u32>();
-    let mut i = 0;
-    while i < size_of::<RawTunnelKey>() / 4 {
-        // SAFETY: inside the array.
-        unsafe { ptr::write_volatile(words.add(i), 0) };
-        i += 1;
+fn fill(raw: &mut MaybeUninit<RawTunnelKey>, id: u32, a: u32, b: u32, c: u32, d: u32) {
+    let to = raw.as_mut_ptr().cast::<u32>();
+    // SAFETY: eleven words, all inside the array.
+    unsafe {
+        ptr::write_volatile(to, id);
+        ptr::write_volatile(to.add(1), a);
+        ptr::write_volatile(to.add(2), b);
+        ptr::write_volatile(to.add(3), c);
+        ptr::write_volatile(to.add(4), d);
+        ptr::write_volatile(to.add(5), OUTER_TTL << 8);
+        ptr::write_volatile(to.add(6), 0);
+        ptr::write_volatile(to.add(7), 0);
+        ptr::write_volatile(to.add(8), 0);
+        ptr::write_volatile(to.add(9), 0);
+        ptr::write_volatile(to.add(10), 0);
     }
-    // SAFETY: every word is written.
-    unsafe { raw.assume_init() }
+}
+
+/// The words of an address, in memory order.
+#[inline(always)]
+fn words(a: &Addr) -> [u32; 4] {
+    let p = ptr::from_ref(a).cast::<u32>();
+    // SAFETY: an address has 16 bytes and the alignment of a word.
+    unsafe { [*p, *p.add(1), *p.add(2), *p.add(3)] }
 }
 
 impl Skb {
@@ -157,50 +170,40 @@ impl Frame for Skb {
 
     #[inline(never)]
     fn tunnel(self, key: &mut TunnelKey) -> bool {
-        let mut raw = no_key();
+        let mut raw = MaybeUninit::uninit();
+        fill(&mut raw, 0, 0, 0, 0, 0);
+        let to: *mut RawTunnelKey = raw.as_mut_ptr();
         // SAFETY: the helper writes at most the size it is told.
-        let v4 =
-            unsafe { bpf::bpf_skb_get_tunnel_key(self.0, raw.as_mut_ptr().cast(), RAW_TUNNEL_KEY, 0) == 0 };
-        if v4 {
-            key.vni = raw[0];
-            key.remote = Addr::v4(raw[1].to_be_bytes());
-            return true;
-        }
+        let v4 = unsafe { bpf::bpf_skb_get_tunnel_key(self.0, to.cast(), RAW_TUNNEL_KEY, 0) == 0 };
         // SAFETY: as above.
-        let v6 = unsafe {
-            bpf::bpf_skb_get_tunnel_key(
-                self.0,
-                raw.as_mut_ptr().cast(),
-                RAW_TUNNEL_KEY,
-                BPF_F_TUNINFO_IPV6 as u64,
-            ) == 0
+        let ok = v4
+            || unsafe {
+                bpf::bpf_skb_get_tunnel_key(self.0, to.cast(), RAW_TUNNEL_KEY, BPF_F_TUNINFO_IPV6 as u64) == 0
+            };
+        // SAFETY: every word was written above; read where the helper wrote.
+        let [vni, a, b, c, d, ..] = unsafe { ptr::read_volatile(to) };
+        key.vni = vni;
+        key.remote = if v4 {
+            Addr::v4(a.to_be_bytes())
+        } else {
+            let (a, b, c, d) = (a.to_ne_bytes(), b.to_ne_bytes(), c.to_ne_bytes(), d.to_ne_bytes());
+            Addr([
+                a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3], c[0], c[1], c[2], c[3], d[0], d[1], d[2],
+                d[3],
+            ])
         };
-        key.vni = raw[0];
-        let (a, b, c, d) =
-            (raw[1].to_ne_bytes(), raw[2].to_ne_bytes(), raw[3].to_ne_bytes(), raw[4].to_ne_bytes());
-        key.remote = Addr([
-            a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3], c[0], c[1], c[2], c[3], d[0], d[1], d[2], d[3],
-        ]);
-        v6
+        ok
     }
 
     #[inline(never)]
     fn set_tunnel(self, key: &TunnelKey) -> bool {
-        let mut raw = no_key();
-        raw[0] = key.vni;
-        raw[5] = OUTER_TTL << 8;
-        let a = &key.remote.0;
-        let flags = if key.remote.is_v4() {
-            raw[1] = u32::from_be_bytes([a[12], a[13], a[14], a[15]]);
-            BPF_F_ZERO_CSUM_TX
-        } else {
-            raw[1] = u32::from_ne_bytes([a[0], a[1], a[2], a[3]]);
-            raw[2] = u32::from_ne_bytes([a[4], a[5], a[6], a[7]]);
-            raw[3] = u32::from_ne_bytes([a[8], a[9], a[10], a[11]]);
-            raw[4] = u32::from_ne_bytes([a[12], a[13], a[14], a[15]]);
-            BPF_F_TUNINFO_IPV6
-        };
-        // SAFETY: the helper reads the size it is told.
+        let [a, b, c, d] = words(&key.remote);
+        let v4 = key.remote.is_v4();
+        let (a, b, c, d) = if v4 { (u32::from_be(d), 0, 0, 0) } else { (a, b, c, d) };
+        let flags = if v4 { BPF_F_ZERO_CSUM_TX } else { BPF_F_TUNINFO_IPV6 };
+        let mut raw = MaybeUninit::uninit();
+        fill(&mut raw, key.vni, a, b, c, d);
+        // SAFETY: the helper reads the size it is told; every word is written.
         unsafe {
             bpf::bpf_skb_set_tunnel_key(self.0, raw.as_mut_ptr().cast(), RAW_TUNNEL_KEY, flags as u64) == 0
         }

@@ -112,8 +112,16 @@ impl Lab {
     /// # Errors
     /// When the kernel refuses.
     pub fn closed_node(&self) -> Result<Ns> {
+        self.filtered_node(Netfilter::ForwardDrop)
+    }
+
+    /// A node's namespace with a packet filter.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn filtered_node(&self, filter: Netfilter) -> Result<Ns> {
         let ns = Ns::new(&format!("n{}", self.number))?;
-        close(&ns, Netfilter::ForwardDrop)?;
+        close(&ns, filter)?;
         Ok(ns)
     }
 

@@ -98,6 +98,18 @@ impl Twin {
     /// # Errors
     /// When the kernel refuses.
     pub fn new(devices: usize) -> Result<Self> {
+        Self::load(devices, false)
+    }
+
+    /// As [`Self::new`], as a trace: both sides leave everything but their steps as it is.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn dry(devices: usize) -> Result<Self> {
+        Self::load(devices, true)
+    }
+
+    fn load(devices: usize, dry: bool) -> Result<Self> {
         let ns = Ns::new("twin")?;
         let mut indices = Vec::new();
         for pair in 0..devices.div_ceil(2) {
@@ -109,7 +121,9 @@ impl Twin {
             }
         }
         indices.truncate(devices);
-        Ok(Self { programs: Programs::load(false)?, fake: FakeTables::default(), ns, devices: indices })
+        let fake = FakeTables::default();
+        fake.dry.set(dry);
+        Ok(Self { programs: Programs::load(dry)?, fake, ns, devices: indices })
     }
 
     /// Indices of the devices.
@@ -247,6 +261,19 @@ impl Twin {
             kernel == logic,
             "the kernel and the logic differ for {arrival:02x?}\nkernel {kernel:02x?}\nlogic  {logic:02x?}"
         );
+        Ok(logic)
+    }
+
+    /// Compares the steps of the last packet, and forgets them.
+    ///
+    /// # Errors
+    /// When they differ.
+    pub fn compare_steps(&mut self) -> Result<Vec<abi::TraceStep>> {
+        let log: abi::TraceLog = self.programs.get(map_name::TRACE, 0)?;
+        let kernel = &log.steps[..(log.count as usize).min(abi::MAX_TRACE_STEPS)];
+        let logic = self.fake.steps.take();
+        ensure!(kernel == logic, "steps: kernel {kernel:?}, logic {logic:?}");
+        self.programs.set(map_name::TRACE, 0, abi::TraceLog::default())?;
         Ok(logic)
     }
 

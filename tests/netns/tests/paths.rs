@@ -4,12 +4,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use aya::programs::TcAttachType;
-use flowloom_bpf_abi::{config_flags, map_name, peer_flags};
+use flowloom_bpf_abi::{config_flags, delivery, map_name, mark, peer_flags};
 use flowloom_testkit::{
     EchoServer, Mode, Netfilter, Ns, Outcome, Probe, TcpClient, TcpServer, Topology, UdpReceiver, UdpSender,
     eventually, never,
 };
-use flowloom_tests_netns::lab::{ALLOW, DEFAULT_VPC, DENY, Lab, RED, Workload, identity};
+use flowloom_tests_netns::lab::{ALLOW, DEFAULT_VPC, DENY, Lab, RED, REJECT, Workload, identity};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -82,6 +82,58 @@ fn in_stack_mode_the_kernel_forwards_and_both_sides_are_judged() {
     assert_eq!(Probe::tcp(&a.ns, to).run().expect("tcp"), Outcome::TimedOut);
     assert_eq!(server.accepted(), 0);
     assert!(lab.programs.drops().expect("drops").contains_key("PolicyIngress"));
+}
+
+#[test]
+fn nothing_depends_on_what_the_hosts_connection_tracking_thinks() {
+    let mut lab = Lab::new(1).expect("lab");
+    let node = lab.filtered_node(Netfilter::InvalidDrop).expect("node");
+    let a = lab.workload(&node, 1, DEFAULT_VPC, 0, 10).expect("a");
+    let b = lab.workload(&node, 2, DEFAULT_VPC, 1, 10).expect("b");
+    lab.host(&node, &a, 0).expect("host");
+    lab.host(&node, &b, 1).expect("host");
+    reaches(&lab, &a.ns, &b);
+    // The host's own connections, both ways through netfilter.
+    reaches(&lab, &node, &b);
+}
+
+#[test]
+fn a_device_that_has_no_peer_elsewhere_is_reached_by_its_egress() {
+    let mut lab = Lab::new(1).expect("lab");
+    let node = lab.closed_node().expect("node");
+    let mut a = lab.workload(&node, 1, RED, 0, 10).expect("a");
+    let mut b = lab.workload(&node, 2, RED, 0, 11).expect("b");
+    for w in [&mut a, &mut b] {
+        w.record.delivery = delivery::REDIRECT;
+        lab.enter(w).expect("enter");
+    }
+    reaches(&lab, &a.ns, &b);
+    lab.switch(&mut b, ALLOW, REJECT).expect("switch");
+    let to = SocketAddr::new(b.ip(true), 8080);
+    assert_eq!(Probe::tcp(&a.ns, to).timeout(SECOND).run().expect("tcp"), Outcome::Refused);
+}
+
+#[test]
+fn a_workload_cannot_forge_the_programs_marks() {
+    let mut lab = Lab::new(1).expect("lab");
+    let node = lab.closed_node().expect("node");
+    let mut a = lab.workload(&node, 1, DEFAULT_VPC, 0, 10).expect("a");
+    lab.host(&node, &a, 0).expect("host");
+    let gateway: IpAddr = flowloom_tests_netns::lab::ip4(0, 1).into();
+    let to = SocketAddr::new(gateway, 9090);
+    let server = TcpServer::start(&node, to, Mode::Echo).expect("server");
+    assert_eq!(Probe::tcp(&a.ns, to).run().expect("tcp"), Outcome::Connected);
+    lab.switch(&mut a, DENY, ALLOW).expect("switch");
+    for mark in [mark::ANSWER, mark::JUDGED] {
+        let rules = format!(
+            "table inet forge {{ chain out {{ type filter hook output priority 0; meta mark set {mark:#x}; }}\n}}\n"
+        );
+        a.ns.exec(&["nft", "delete", "table", "inet", "forge"]).expect("nft");
+        a.ns.exec_ok(&["nft", &rules]).expect("nft");
+        assert_eq!(Probe::tcp(&a.ns, to).run().expect("tcp"), Outcome::TimedOut);
+    }
+    eventually(SECOND, || if server.accepted() == 1 { Ok(()) } else { Err(server.accepted()) });
+    assert!(lab.programs.drops().expect("drops").contains_key("PolicyEgress"));
 }
 
 #[test]

@@ -91,8 +91,9 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
-        let mut twin = Twin::new(VPCS.len() * LOCAL).expect("twin");
+    fn new(dry: bool) -> Self {
+        let devices = VPCS.len() * LOCAL;
+        let mut twin = if dry { Twin::dry(devices) } else { Twin::new(devices) }.expect("twin");
         twin.configure(abi::NodeConfig {
             overlay_ifindex: 1,
             overlay_mtu: 1450,
@@ -247,7 +248,7 @@ fn the_kernel_decides_every_packet_as_the_logic_does() {
     let rounds: usize = std::env::var("FLOWLOOM_ROUNDS").ok().and_then(|s| s.parse().ok()).unwrap_or(40);
     println!("FLOWLOOM_SEED={seed} FLOWLOOM_ROUNDS={rounds}");
     let mut r = Random(seed);
-    let mut world = World::new();
+    let mut world = World::new(false);
     let mut verdicts = std::collections::BTreeMap::<i32, usize>::new();
     for round in 0..rounds {
         for which in 0..world.records.len() {
@@ -283,6 +284,27 @@ fn the_kernel_decides_every_packet_as_the_logic_does() {
     println!("connections: {counts:?}");
     assert!(counts.0 > 20 && counts.1 > 20, "too few conversations to prove anything: {counts:?}");
     assert!(world.twin.fake.dropped().len() > 12, "too few reasons were met");
+}
+
+#[test]
+fn a_trace_names_the_same_steps_on_both_sides_and_writes_nothing() {
+    let mut r = Random(7);
+    let mut world = World::new(true);
+    for which in 0..world.records.len() {
+        world.change(&mut r, which);
+    }
+    let mut steps = 0;
+    for n in 0..150 {
+        let (hook, arrival) = world.packet(&mut r);
+        if let Err(e) = world.twin.run(hook, &arrival) {
+            panic!("packet {n}: {e:#}\n{:?}", world.twin.compare_steps());
+        }
+        steps += world.twin.compare_steps().unwrap_or_else(|e| panic!("packet {n}: {e:#}")).len();
+    }
+    assert!(steps > 300, "{steps} steps");
+    world.twin.compare().expect("compare");
+    assert_eq!(world.twin.fake.counts(), (0, 0));
+    assert!(world.twin.fake.dropped().is_empty());
 }
 
 /// The packet that answers a delivered one, when its receiver is local.
