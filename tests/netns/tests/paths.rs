@@ -60,6 +60,18 @@ fn direct_routes_carry_the_default_vpc_between_nodes_without_the_stack() {
     }
     reaches(&labs[1], &workloads[0].ns, &workloads[1]);
     reaches(&labs[0], &workloads[1].ns, &workloads[0]);
+    labs[1].switch(&mut workloads[1], ALLOW, REJECT).expect("switch");
+    hears_a_reject(&labs[1], &workloads[0].ns, &workloads[1]);
+}
+
+fn hears_a_reject(lab: &Lab, from: &Ns, to: &Workload) {
+    for v6 in [false, true] {
+        let addr = SocketAddr::new(to.ip(v6), 8090);
+        let tcp = Probe::tcp(from, addr).timeout(SECOND).run().expect("tcp");
+        assert_eq!(tcp, Outcome::Refused, "v6={v6} {:?}", lab.programs.drops());
+        let udp = Probe::udp(from, addr).timeout(SECOND).run().expect("udp");
+        assert!(matches!(udp, Outcome::Unreachable(_)), "v6={v6} {udp:?} {:?}", lab.programs.drops());
+    }
 }
 
 #[test]
@@ -82,6 +94,8 @@ fn in_stack_mode_the_kernel_forwards_and_both_sides_are_judged() {
     assert_eq!(Probe::tcp(&a.ns, to).run().expect("tcp"), Outcome::TimedOut);
     assert_eq!(server.accepted(), 0);
     assert!(lab.programs.drops().expect("drops").contains_key("PolicyIngress"));
+    lab.switch(&mut b, ALLOW, REJECT).expect("switch");
+    hears_a_reject(&lab, &a.ns, &b);
 }
 
 #[test]
