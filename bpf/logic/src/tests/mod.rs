@@ -4,6 +4,7 @@ mod answers;
 mod connections;
 mod guards;
 mod neighbours;
+mod noise;
 mod overlay;
 mod policies;
 mod routes;
