@@ -369,12 +369,12 @@ impl Core {
     /// Compares what is there with what ADD made.
     ///
     /// # Errors
-    /// [`ErrorCode::CheckFailed`] with the first difference.
+    /// [`ErrorCode::NotFound`] for what was never attached, [`ErrorCode::CheckFailed`] with the first difference.
     pub(crate) fn cni_check(&mut self, request: &v1::CniCheckRequest) -> Result<v1::CniChecked, ApiError> {
         self.require_document()?;
         let failed = |message: String| error(ErrorCode::CheckFailed, message);
         let Some(record) = self.attached_as(&request.attachment).cloned() else {
-            return Err(failed(format!("{} is not attached", request.attachment)));
+            return Err(error(ErrorCode::NotFound, format!("{} is not attached", request.attachment)));
         };
         if record.cni.as_ref().is_some_and(|c| c.netns != request.netns) {
             return Err(failed(format!("{} is attached in another namespace", request.attachment)));

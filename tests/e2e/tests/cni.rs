@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use flowloom_api::v1::{CniAddRequest, CniAttachment, CniNetwork, EndpointInfo};
-use flowloom_testkit::{
-    Cmd, Mode, Ns, Outcome, Probe, TcpServer, UdpReceiver, UdpSender, eventually, never,
-};
+use flowloom_testkit::{Cmd, Mode, Ns, Outcome, Probe, TcpServer, UdpReceiver, UdpSender, eventually, never};
 use flowloom_tests_e2e::{Document, Lab, Runtime, Workload, binary, netns_path};
 use serde_json::{Value, json};
 
@@ -22,8 +20,7 @@ fn document(lab: &Lab) -> Document {
     let subnet = |vpc: &str| json!({"vpc": vpc, "name": "pods", "cidrs": ["10.7.0.0/24", "fd10:7::/64"], "node": "n1"});
     let group = |vpc: &str| {
         json!({"vpc": vpc, "name": "web", "default_deny_egress": false, "rules": [
-            {"id": "echo", "priority": 1, "direction": "ingress", "protocol": "icmp", "icmp_type": 8, "icmp_code": 0, "action": "allow"},
-            {"id": "echo6", "priority": 1, "direction": "ingress", "protocol": "icmpv6", "icmp_type": 128, "icmp_code": 0, "action": "allow"},
+            {"id": "echo", "priority": 1, "direction": "ingress", "protocol": "icmp", "action": "allow"},
             {"id": "tcp", "priority": 1, "direction": "ingress", "protocol": "tcp", "ports": [{"from": WEB, "to": WEB}], "action": "allow"},
             {"id": "udp", "priority": 1, "direction": "ingress", "protocol": "udp", "ports": [{"from": WEB, "to": WEB}], "action": "allow"}]})
     };
@@ -37,7 +34,7 @@ fn document(lab: &Lab) -> Document {
         .with("security_groups", json!([group("default"), group("red")]))
         .with("endpoints", json!([
             {"vpc": "default", "name": "client", "subnet": "fixed", "node": "n1", "ips": ["10.8.0.10", "fd10:8::10"]},
-            {"vpc": "default", "name": "db", "subnet": "fixed", "node": "n1", "ips": ["10.8.0.20", "fd10:8::20"], "attachment": "cni", "security_groups": ["web"]},
+            {"vpc": "default", "name": "db", "subnet": "fixed", "node": "n1", "ips": ["10.8.0.20", "fd10:8::20"], "cni": true, "security_groups": ["web"]},
         ]))
 }
 
@@ -96,11 +93,13 @@ fn every_version_adds_checks_and_deletes() -> Result<()> {
         }
         // The same again, and something else.
         assert_eq!(runtime.add(&container, &ns)?, result, "{version}: a repeated ADD");
-        let other = Runtime::new(&lab, 0, version)?.with("subnet", json!("pods")).with("labels", json!({"a": "b"}));
+        let other =
+            Runtime::new(&lab, 0, version)?.with("subnet", json!("pods")).with("labels", json!({"a": "b"}));
         let (code, message) = other.refused("ADD", &container, &path)?;
         assert_eq!(code, 101, "{version}: {message}");
         assert_eq!(inside(&ns)?, shown, "{version}: a refused ADD touched the first one's interface");
-        let check = Runtime::new(&lab, 0, version)?.with("subnet", json!("pods")).with("prevResult", result.clone());
+        let check =
+            Runtime::new(&lab, 0, version)?.with("subnet", json!("pods")).with("prevResult", result.clone());
         check.call("CHECK", &container, &path)?.success().with_context(|| version.to_owned())?;
         // CHECK sees what is no longer so.
         let ip = addresses(&result)?.first().copied().context("no address")?;
@@ -138,7 +137,10 @@ fn sixteen_adds_at_once_get_sixteen_addresses() -> Result<()> {
                 scope.spawn(move || runtime.add(&format!("c{i}"), ns))
             })
             .collect();
-        calls.into_iter().map(|c| c.join().map_err(|_| anyhow::anyhow!("a call panicked"))?).collect::<Result<_>>()
+        calls
+            .into_iter()
+            .map(|c| c.join().map_err(|_| anyhow::anyhow!("a call panicked"))?)
+            .collect::<Result<_>>()
     })?;
     let distinct: BTreeSet<IpAddr> =
         results.iter().map(addresses).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
@@ -159,7 +161,9 @@ fn sixteen_adds_at_once_get_sixteen_addresses() -> Result<()> {
                 scope.spawn(move || runtime.call("DEL", &format!("c{i}"), &netns_path(ns))?.success())
             })
             .collect();
-        calls.into_iter().try_for_each(|c| c.join().map_err(|_| anyhow::anyhow!("a call panicked"))?.map(drop))
+        calls
+            .into_iter()
+            .try_for_each(|c| c.join().map_err(|_| anyhow::anyhow!("a call panicked"))?.map(drop))
     })?;
     assert_eq!((attached(&lab)?.len(), held(&lab, "pods")?.len()), (0, 0));
     Ok(())
@@ -168,11 +172,15 @@ fn sixteen_adds_at_once_get_sixteen_addresses() -> Result<()> {
 #[test]
 fn two_attached_workloads_ping_each_other_and_obey_the_group_their_network_names() -> Result<()> {
     let lab = start()?;
-    let (plain, web) = (of_pods(&lab)?, of_pods(&lab)?.with("security_groups", json!(["web"])).with("labels", json!({"app": "shop"})));
+    let (plain, web) = (
+        of_pods(&lab)?,
+        of_pods(&lab)?.with("security_groups", json!(["web"])).with("labels", json!({"app": "shop"})),
+    );
     let (a, b) = (Ns::new("a")?, Ns::new("b")?);
     let (of_a, of_b) = (addresses(&plain.add("a", &a)?)?, addresses(&web.add("b", &b)?)?);
     for (ip_a, ip_b) in of_a.into_iter().zip(of_b) {
-        let (web, shut, back) = (SocketAddr::new(ip_b, WEB), SocketAddr::new(ip_b, SHUT), SocketAddr::new(ip_a, SHUT));
+        let (web, shut, back) =
+            (SocketAddr::new(ip_b, WEB), SocketAddr::new(ip_b, SHUT), SocketAddr::new(ip_a, SHUT));
         let _servers = [TcpServer::start(&b, web, Mode::Echo)?, TcpServer::start(&a, back, Mode::Echo)?];
         let closed = TcpServer::start(&b, shut, Mode::Echo)?;
         assert_eq!(Probe::icmp(&a, ip_b).timeout(WAIT).run()?, Outcome::Connected, "{ip_a} pings {ip_b}");
@@ -182,11 +190,15 @@ fn two_attached_workloads_ping_each_other_and_obey_the_group_their_network_names
         assert_eq!(Probe::tcp(&a, shut).timeout(SILENCE).run()?, Outcome::TimedOut, "{shut}");
         assert_eq!(closed.accepted(), 0);
     }
-    let info = attached(&lab)?.into_iter().find(|e| e.labels.get("app").is_some_and(|v| v == "shop")).context("labels are lost")?;
+    let info = attached(&lab)?
+        .into_iter()
+        .find(|e| e.labels.get("app").is_some_and(|v| v == "shop"))
+        .context("labels are lost")?;
     assert_eq!(info.security_groups, ["web"]);
     // A group that does not exist attaches nothing.
     let c = Ns::new("c")?;
-    let (code, message) = of_pods(&lab)?.with("security_groups", json!(["wbe"])).refused("ADD", "c", &netns_path(&c))?;
+    let (code, message) =
+        of_pods(&lab)?.with("security_groups", json!(["wbe"])).refused("ADD", "c", &netns_path(&c))?;
     assert_eq!(code, 7, "{message}");
     assert!(message.contains("wbe"), "{message}");
     assert!(inside(&c).is_err(), "a refused ADD left an interface");
@@ -200,21 +212,34 @@ fn add_returns_when_the_policy_is_in_force_and_nothing_passes_before() -> Result
     let bound = Runtime::new(&lab, 0, "1.0.0")?.arg("FLOWLOOM_ENDPOINT", "db");
     let to: IpAddr = "10.8.0.20".parse()?;
     // They hammer at both ports all the time, before there is anybody to hear it.
-    let hammer = |port: u16| UdpSender::start(&client.netns, None, SocketAddr::new(to, port), Duration::from_micros(500), u64::from(port), 32);
+    let hammer = |port: u16| {
+        UdpSender::start(
+            &client.netns,
+            None,
+            SocketAddr::new(to, port),
+            Duration::from_micros(500),
+            u64::from(port),
+            32,
+        )
+    };
     let _senders = [hammer(WEB)?, hammer(SHUT)?];
     for round in 0..8 {
         let ns = Ns::new("db")?;
         let any = |port: u16| SocketAddr::new(IpAddr::from([0, 0, 0, 0]), port);
         let (open, shut) = (UdpReceiver::start(&ns, any(WEB))?, UdpReceiver::start(&ns, any(SHUT))?);
-        let (web, closed) = (TcpServer::start(&ns, any(WEB), Mode::Echo)?, TcpServer::start(&ns, any(SHUT), Mode::Echo)?);
+        let (web, closed) =
+            (TcpServer::start(&ns, any(WEB), Mode::Echo)?, TcpServer::start(&ns, any(SHUT), Mode::Echo)?);
         let container = format!("db-{round}");
         bound.add(&container, &ns)?;
         // No second try: the first probe after the answer is judged, and judged right.
         let reached = Probe::tcp(&client.netns, SocketAddr::new(to, WEB)).timeout(WAIT).run()?;
         assert_eq!(reached, Outcome::Connected, "round {round}");
-        let denied = Probe::tcp(&client.netns, SocketAddr::new(to, SHUT)).timeout(Duration::from_millis(100)).run()?;
+        let denied =
+            Probe::tcp(&client.netns, SocketAddr::new(to, SHUT)).timeout(Duration::from_millis(100)).run()?;
         assert_eq!(denied, Outcome::TimedOut, "round {round}");
-        eventually(WAIT, || if open.count() > 20 { Ok(()) } else { Err(format!("round {round}: {} datagrams", open.count())) });
+        eventually(WAIT, || {
+            if open.count() > 20 { Ok(()) } else { Err(format!("round {round}: {} datagrams", open.count())) }
+        });
         assert_eq!((shut.count(), closed.accepted()), (0, 0), "round {round}: something passed");
         eventually(WAIT, || if web.accepted() == 1 { Ok(()) } else { Err(web.accepted()) });
         bound.call("DEL", &container, &netns_path(&ns))?.success()?;
@@ -240,8 +265,11 @@ fn an_endpoint_of_the_document_is_bound_once_and_by_its_name_only() -> Result<()
     let (code, message) = bound.refused("ADD", "two", &netns_path(&second))?;
     assert_eq!(code, 101, "{message}");
     for (name, expected) in [("dbb", 7), ("client", 101)] {
-        let (code, message) =
-            Runtime::new(&lab, 0, "1.0.0")?.arg("FLOWLOOM_ENDPOINT", name).refused("ADD", "two", &netns_path(&second))?;
+        let (code, message) = Runtime::new(&lab, 0, "1.0.0")?.arg("FLOWLOOM_ENDPOINT", name).refused(
+            "ADD",
+            "two",
+            &netns_path(&second),
+        )?;
         assert_eq!(code, expected, "{name}: {message}");
         assert!(message.contains(name), "{message}");
     }
@@ -256,21 +284,25 @@ fn the_configuration_chooses_the_vpc_and_equal_addresses_do_not_meet() -> Result
     let lab = start()?;
     let (own, red) = (of_pods(&lab)?, of_pods(&lab)?.with("vpc", json!("red")));
     let pods: Vec<Ns> = (0..4).map(|_| Ns::new("pod")).collect::<Result<_>>()?;
-    let of = |runtime: &Runtime, name: &str, ns: &Ns| -> Result<Vec<IpAddr>> { addresses(&runtime.add(name, ns)?) };
+    let of = |runtime: &Runtime, name: &str, ns: &Ns| -> Result<Vec<IpAddr>> {
+        addresses(&runtime.add(name, ns)?)
+    };
     let (default_a, default_b) = (of(&own, "da", &pods[0])?, of(&own, "db", &pods[1])?);
     let (red_a, red_b) = (of(&red, "ra", &pods[2])?, of(&red, "rb", &pods[3])?);
     assert_eq!((&default_a, &default_b), (&red_a, &red_b), "each VPC hands out its own");
     let vpcs: Vec<String> = attached(&lab)?.into_iter().map(|e| e.vpc.name).collect();
     assert_eq!(vpcs.iter().filter(|v| *v == "red").count(), 2, "{vpcs:?}");
     let at = SocketAddr::new(default_b[0], WEB);
-    let (own_server, red_server) = (TcpServer::start(&pods[1], at, Mode::Echo)?, TcpServer::start(&pods[3], at, Mode::Echo)?);
+    let (own_server, red_server) =
+        (TcpServer::start(&pods[1], at, Mode::Echo)?, TcpServer::start(&pods[3], at, Mode::Echo)?);
     assert_eq!(Probe::tcp(&pods[0], at).timeout(WAIT).run()?, Outcome::Connected);
     eventually(WAIT, || if own_server.accepted() == 1 { Ok(()) } else { Err(own_server.accepted()) });
     assert_eq!(red_server.accepted(), 0, "it went to the other VPC");
     assert_eq!(Probe::tcp(&pods[2], at).timeout(WAIT).run()?, Outcome::Connected);
     eventually(WAIT, || if red_server.accepted() == 1 { Ok(()) } else { Err(red_server.accepted()) });
     assert_eq!(own_server.accepted(), 1, "it went to the other VPC");
-    let (code, message) = of_pods(&lab)?.with("vpc", json!("rde")).refused("ADD", "x", &netns_path(&pods[0]))?;
+    let (code, message) =
+        of_pods(&lab)?.with("vpc", json!("rde")).refused("ADD", "x", &netns_path(&pods[0]))?;
     assert_eq!(code, 7, "{message}");
     Ok(())
 }
@@ -280,15 +312,33 @@ fn install_writes_the_configuration_when_the_agent_is_ready_and_not_before() -> 
     let mut lab = start()?;
     lab.agents[0].kill()?;
     let (bin, conf) = (lab.dir().join("bin"), lab.dir().join("net.d"));
+    for dir in [&bin, &conf] {
+        std::fs::create_dir(dir)?;
+    }
     let argv = |wait: &str| -> Result<Vec<String>> {
         Ok(vec![
-            binary("flowloom-cni")?, "install".into(), "--bin-dir".into(), bin.display().to_string(), "--conf-dir".into(), conf.display().to_string(),
-            "--socket".into(), lab.agents[0].socket.display().to_string(), "--wait".into(), wait.into(), "--subnet".into(), "pods".into(),
+            binary("flowloom-cni")?,
+            "install".into(),
+            "--bin-dir".into(),
+            bin.display().to_string(),
+            "--conf-dir".into(),
+            conf.display().to_string(),
+            "--socket".into(),
+            lab.agents[0].socket.display().to_string(),
+            "--wait".into(),
+            wait.into(),
+            "--subnet".into(),
+            "pods".into(),
         ])
     };
     let lists = |dir: &Path| -> Vec<String> {
         std::fs::read_dir(dir)
-            .map(|d| d.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).filter(|n| n.ends_with("conflist")).collect())
+            .map(|d| {
+                d.flatten()
+                    .map(|e| e.file_name().to_string_lossy().into_owned())
+                    .filter(|n| n.ends_with("conflist"))
+                    .collect()
+            })
             .unwrap_or_default()
     };
     let output = Cmd::new(&argv("1")?).run()?;
@@ -324,11 +374,17 @@ fn install_writes_the_configuration_when_the_agent_is_ready_and_not_before() -> 
 fn an_address_leaked_when_del_named_a_container_nobody_knows() -> Result<()> {
     let lab = start()?;
     let ns = Ns::new("pod")?;
-    let pod = of_pods(&lab)?.arg("K8S_POD_NAMESPACE", "shop").arg("K8S_POD_NAME", "web-0").arg("K8S_POD_UID", "u-1");
+    let pod = of_pods(&lab)?
+        .arg("K8S_POD_NAMESPACE", "shop")
+        .arg("K8S_POD_NAME", "web-0")
+        .arg("K8S_POD_UID", "u-1");
     pod.add("sandbox-1", &ns)?;
     assert_eq!(held(&lab, "pods")?.len(), 2);
     // Another life of the pod is not meant by it.
-    let other = of_pods(&lab)?.arg("K8S_POD_NAMESPACE", "shop").arg("K8S_POD_NAME", "web-0").arg("K8S_POD_UID", "u-2");
+    let other = of_pods(&lab)?
+        .arg("K8S_POD_NAMESPACE", "shop")
+        .arg("K8S_POD_NAME", "web-0")
+        .arg("K8S_POD_UID", "u-2");
     other.call("DEL", "sandbox-2", "")?.success()?;
     assert_eq!(held(&lab, "pods")?.len(), 2, "DEL of another life of the pod took its addresses");
     pod.call("DEL", "sandbox-2", "")?.success()?;
@@ -346,7 +402,11 @@ fn an_endpoint_was_orphaned_when_the_client_gave_up_during_add() -> Result<()> {
         let request = CniAddRequest {
             attachment: CniAttachment { container_id: container.clone(), ifname: "eth0".into() },
             netns: netns_path(&ns),
-            network: CniNetwork { name: "flowloom".into(), subnet: Some("pods".into()), ..CniNetwork::default() },
+            network: CniNetwork {
+                name: "flowloom".into(),
+                subnet: Some("pods".into()),
+                ..CniNetwork::default()
+            },
             args: std::collections::BTreeMap::default(),
         };
         let impatient = lab.agents[0].client().with_timeout(Duration::from_micros(500 + 2000 * round));
@@ -439,21 +499,34 @@ fn a_late_del_freed_the_address_of_another_sandbox() -> Result<()> {
 fn a_workload_with_an_address_of_another_nodes_range_lost_its_connections() -> Result<()> {
     let lab = Lab::builder().config("routes: direct").start()?;
     let mut document = lab.empty_document();
-    document.add("subnets", json!({"vpc": "default", "name": "app", "cidr": "10.1.0.0/24", "cni_ranges": [
-        {"node": "n1", "cidr": "10.1.0.0/26"}, {"node": "n2", "cidr": "10.1.0.64/26"}]}));
+    document.add(
+        "subnets",
+        json!({"vpc": "default", "name": "app", "cidr": "10.1.0.0/24", "cni_ranges": [
+        {"node": "n1", "cidr": "10.1.0.0/26"}, {"node": "n2", "cidr": "10.1.0.64/26"}]}),
+    );
     document.add("subnets", json!({"vpc": "default", "name": "lent", "cidr": "10.2.0.0/24", "node": "n2"}));
     let endpoint = |name: &str, subnet: &str, node: &str, ip: &str| json!({"vpc": "default", "name": name, "subnet": subnet, "node": node, "ips": [ip]});
-    document.add("endpoints", json!([
-        endpoint("a", "app", "n1", "10.1.0.200"), endpoint("far", "app", "n2", "10.1.0.210"),
-        // The subnet is the other node's; this workload of it is here.
-        endpoint("borrowed", "lent", "n1", "10.2.0.9"),
-    ]));
+    document.add(
+        "endpoints",
+        json!([
+            endpoint("a", "app", "n1", "10.1.0.200"),
+            endpoint("far", "app", "n2", "10.1.0.210"),
+            // The subnet is the other node's; this workload of it is here.
+            endpoint("borrowed", "lent", "n1", "10.2.0.9"),
+        ]),
+    );
     lab.apply(&document)?;
-    let [a, far, borrowed]: [Result<Workload>; 3] = ["a", "far", "borrowed"].map(|n| lab.workload(&format!("default/{n}")));
+    let [a, far, borrowed]: [Result<Workload>; 3] =
+        ["a", "far", "borrowed"].map(|n| lab.workload(&format!("default/{n}")));
     let (a, far, borrowed) = (a?, far?, borrowed?);
     let at = SocketAddr::new(borrowed.ip(4)?, WEB);
     let _server = TcpServer::start(&borrowed.netns, at, Mode::Echo)?;
-    for (who, ns) in [("its neighbour", &a.netns), ("the other node's workload", &far.netns), ("its host", &*lab.node(0).ns), ("the other host", &*lab.node(1).ns)] {
+    for (who, ns) in [
+        ("its neighbour", &a.netns),
+        ("the other node's workload", &far.netns),
+        ("its host", &*lab.node(0).ns),
+        ("the other host", &*lab.node(1).ns),
+    ] {
         assert_eq!(Probe::tcp(ns, at).timeout(WAIT).run()?, Outcome::Connected, "{who}");
     }
     // Its address is nobody else's to use.
