@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use flowloom_api::v1::{self, ApiError, ErrorCode};
-use flowloom_compiler::{CompileOptions, CompilerCache, EndpointId, NodePlan, Numbers};
+use flowloom_compiler::{CompileOptions, CompilerCache, EndpointId, NodePlan, Numbers, VpcId};
 use flowloom_datapath::{DeviceInfo, View};
 use flowloom_model::{EndpointKey, Fault, Timestamp, World};
 use tokio::sync::{oneshot, watch};
@@ -19,12 +19,14 @@ use crate::events::EventLog;
 use crate::ipam::Ipam;
 use crate::plane::Plane;
 use crate::record::Record;
-use crate::source::DocumentFile;
+use crate::source::{DocumentFile, Kept, Loaded};
 use crate::store::{Store, StoreError};
 use crate::wiring::{HostRoute, NodeSpec, NodeState, WireSpec, Wiring};
 
 /// File of the numbers in the state directory.
 pub(crate) const NUMBERS: &str = "numbers.json";
+/// File of the last good document there.
+const KEPT: &str = "document.json";
 /// How long a retired number rests after its last use: longer than any packet, event or half-open connection lives.
 const QUARANTINE: Duration = Duration::from_secs(90);
 /// A look at everything, in case a notification was lost.
@@ -132,7 +134,7 @@ pub(crate) struct Document {
 pub(crate) struct Retired {
     pub(crate) since: Instant,
     pub(crate) epoch: u64,
-    pub(crate) endpoints: Vec<EndpointId>,
+    pub(crate) endpoints: Vec<(Option<VpcId>, EndpointId)>,
 }
 
 /// Results of the last pass.
@@ -155,6 +157,8 @@ pub(crate) struct Core {
     /// Why the file on disk is not in force.
     pub(crate) document_error: String,
     pub(crate) document: Option<Document>,
+    /// The last good document of a life before this one, and what it said.
+    kept: Option<(Kept, Loaded)>,
     pub(crate) records: BTreeMap<EndpointKey, Record>,
     /// Attachments between the parts of their DEL.
     pub(crate) leaving: BTreeSet<EndpointKey>,
@@ -227,6 +231,11 @@ impl Core {
         for e in &damaged {
             tracing::error!(error = %e, "an endpoint's record is left out");
         }
+        let kept = store.read::<Kept>(KEPT).unwrap_or_default().and_then(|k| {
+            let loaded =
+                k.load().inspect_err(|e| tracing::warn!(error = %e, "the kept document is of no use"));
+            Some((k, loaded.ok()?))
+        });
         let health = Arc::new(Mutex::new(v1::Health {
             ready: false,
             node: config.node.to_string(),
@@ -246,6 +255,7 @@ impl Core {
             plane,
             document_error: String::new(),
             document: None,
+            kept,
             records: records.into_iter().map(|r| (r.key.clone(), r)).collect(),
             leaving: BTreeSet::new(),
             ipam: Ipam::default(),
@@ -340,7 +350,8 @@ impl Core {
 
     /// Reads the document when it changed, and makes it so.
     pub(crate) fn reload(&mut self) {
-        let last_good = self.document.as_ref().map(|d| &d.world);
+        let last_good =
+            self.document.as_ref().map(|d| &d.world).or(self.kept.as_ref().map(|(_, k)| &k.world));
         match self.file.load(last_good) {
             None => {}
             Some(Err(e)) => {
@@ -348,25 +359,50 @@ impl Core {
                     tracing::error!(error = %e, "the document is not in force; the last good one stays");
                 }
                 self.document_error = e;
-                self.publish();
+                match &self.kept {
+                    // The last good one of a life before this one.
+                    Some((_, kept)) if self.document.is_none() => self.enforce(kept.clone(), false),
+                    _ => self.publish(),
+                }
             }
             Some(Ok(loaded)) => {
                 self.document_error.clear();
-                let generation = self.document.as_ref().map_or(1, |d| d.generation + 1);
-                for fault in &loaded.faults {
-                    tracing::warn!(%fault, "an object of the document is degraded");
-                }
-                self.document = Some(Document {
-                    world: loaded.world,
-                    faults: loaded.faults,
-                    generation,
-                    loaded_ms: now_ms(),
-                    digest: loaded.digest,
-                });
-                self.rebuild_world();
-                self.pass();
+                self.enforce(loaded, true);
             }
         }
+    }
+
+    fn enforce(&mut self, loaded: Loaded, from_file: bool) {
+        for fault in &loaded.faults {
+            tracing::warn!(%fault, "an object of the document is degraded");
+        }
+        self.document = Some(Document {
+            world: loaded.world,
+            faults: loaded.faults,
+            generation: self.document.as_ref().map_or(1, |d| d.generation + 1),
+            loaded_ms: now_ms(),
+            digest: loaded.digest,
+        });
+        self.rebuild_world();
+        self.pass();
+        if from_file {
+            self.keep();
+        }
+    }
+
+    /// Keeps the document for the next life of the agent.
+    fn keep(&mut self) {
+        let (Some(document), Some(contents)) = (&self.document, self.file.contents()) else { return };
+        if self.applied_digest != document.digest || self.kept.as_ref().is_some_and(|(c, _)| *c == contents) {
+            return;
+        }
+        if let Err(e) = self.store.write(KEPT, &contents) {
+            tracing::warn!(error = %e, "the last good document is not kept for a restart");
+            return;
+        }
+        let loaded = Loaded { world: World::default(), faults: Vec::new(), digest: document.digest.clone() };
+        // Only compared from here on: the document in force is the last good one.
+        self.kept = Some((contents, loaded));
     }
 
     pub(crate) fn network_changed(&mut self, changes: &[NetworkChange]) {
@@ -411,11 +447,11 @@ impl Core {
             && oldest.since.elapsed() >= QUARANTINE
         {
             if let Some(view) = &self.view {
-                for id in &oldest.endpoints {
+                for (vpc, id) in &oldest.endpoints {
                     if self.plan.endpoints.values().any(|e| e.id == *id) {
                         continue;
                     }
-                    if let Err(e) = view.flush_endpoint(*id).and_then(|_| view.clear_counters(*id)) {
+                    if let Err(e) = forget_number(view, *vpc, *id) {
                         tracing::warn!(error = %e, "a retired endpoint number stays reserved");
                         return;
                     }
@@ -477,6 +513,15 @@ impl Core {
     pub(crate) fn now() -> Timestamp {
         Timestamp(now_ms() / 1000)
     }
+}
+
+/// Connections, counters and quota of an endpoint's number, before it stands for another endpoint.
+fn forget_number(view: &View, vpc: Option<VpcId>, id: EndpointId) -> flowloom_datapath::Result<()> {
+    view.flush_endpoint(id)?;
+    if let Some(vpc) = vpc {
+        view.remove_quota(vpc, Some(id))?;
+    }
+    view.clear_counters(id)
 }
 
 /// Milliseconds since the Unix epoch.

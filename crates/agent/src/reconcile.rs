@@ -140,8 +140,10 @@ impl Core {
             .endpoints
             .iter()
             .filter(|(key, old)| plan.endpoints.get(*key).is_none_or(|new| new.id != old.id))
-            .map(|(_, old)| old.id)
+            .map(|(_, old)| (Some(old.vpc), old.id))
             .collect();
+        let gone_vpcs: Vec<VpcId> =
+            self.plan.vpcs.keys().filter(|id| !plan.vpcs.contains_key(id)).copied().collect();
         let new_vpcs: Vec<VpcId> =
             plan.vpcs.keys().filter(|id| !self.plan.vpcs.contains_key(id)).copied().collect();
         let new_endpoints: Vec<_> = plan
@@ -153,6 +155,11 @@ impl Core {
         self.unsure = !clean;
         self.plan = plan;
         self.set_quotas(&new_vpcs, &new_endpoints);
+        for vpc in gone_vpcs {
+            if let Some(Err(e)) = self.view.as_ref().map(|v| v.remove_quota(vpc, None)) {
+                self.note_error(format!("quota of vpc {vpc}: {e}"));
+            }
+        }
         let epoch = self.numbers.epoch();
         if !gone.is_empty() || self.retired.back().is_none_or(|r| r.epoch != epoch) {
             self.retired.push_back(Retired { since: Instant::now(), epoch, endpoints: gone });
@@ -179,7 +186,9 @@ impl Core {
         let in_use: BTreeSet<_> = self.plan.endpoints.values().map(|e| e.id).collect();
         let left: Vec<_> = (1..flowloom_bpf_abi::MAX_ENDPOINTS)
             .map(flowloom_compiler::EndpointId)
-            .filter(|id| self.numbers.endpoint(*id).is_some() && !in_use.contains(id))
+            .filter(|id| !in_use.contains(id))
+            .filter_map(|id| Some((self.numbers.endpoint(id)?, id)))
+            .map(|(key, id)| (self.vpc_id(key.vpc.as_str()).ok(), id))
             .collect();
         let epoch = self.numbers.epoch();
         self.retired.push_back(Retired { since: Instant::now(), epoch, endpoints: left });

@@ -176,7 +176,7 @@ impl Store {
     pub(crate) fn destroy(self) -> Result<(), StoreError> {
         let endpoints = self.root.join(ENDPOINTS);
         fs::remove_dir_all(&endpoints).map_err(io_error("remove", &endpoints))?;
-        for name in ["numbers.json", "lock"] {
+        for name in ["numbers.json", "document.json", "lock"] {
             let path = self.root.join(name);
             match fs::remove_file(&path) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_error("remove", &path)(e)),

@@ -7,6 +7,26 @@ use std::path::{Path, PathBuf};
 
 use flowloom_model::{Fault, Format, World};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use serde::{Deserialize, Serialize};
+
+/// The files of a document that was in force, kept so that a restart has a last good one, too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    document: String,
+    lock: Option<String>,
+    json: bool,
+}
+
+impl Kept {
+    /// What it says.
+    ///
+    /// # Errors
+    /// When this version does not understand it any more.
+    pub(crate) fn load(&self) -> Result<Loaded, String> {
+        let format = if self.json { Format::Json } else { Format::Yaml };
+        read(self.document.as_bytes(), self.lock.as_deref().map(str::as_bytes), format, None)
+    }
+}
 
 /// A document that is in force.
 #[derive(Clone, Debug)]
@@ -33,6 +53,17 @@ impl DocumentFile {
     #[must_use]
     pub(crate) fn new(path: &Path, lock: &Path) -> Self {
         Self { path: path.to_owned(), lock: lock.to_owned(), seen: None }
+    }
+
+    /// The contents of the last attempt.
+    pub(crate) fn contents(&self) -> Option<Kept> {
+        let (document, lock) = self.seen.as_ref()?;
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
+        let lock = match lock {
+            Some(bytes) => Some(text(bytes)?),
+            None => None,
+        };
+        Some(Kept { document: text(document)?, lock, json: Format::of_path(&self.path) == Format::Json })
     }
 
     /// `None` when nothing changed since the last call. `last_good` is the world in force.

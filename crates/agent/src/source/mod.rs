@@ -2,4 +2,4 @@
 
 mod file;
 
-pub(crate) use file::{DocumentFile, watch};
+pub(crate) use file::{DocumentFile, Kept, Loaded, watch};

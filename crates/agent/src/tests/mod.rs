@@ -152,25 +152,48 @@ fn a_restart_with_nothing_changed_writes_nothing() {
 }
 
 #[test]
-fn nothing_is_removed_before_the_first_document() {
+fn nothing_is_done_before_the_first_document() {
+    let node = Node::new(None);
+    let mut core = node.agent();
+    for text in [None, Some("version: 2\n"), Some("version: 1\nendpoints: [")] {
+        if let Some(text) = text {
+            node.write(text);
+            core.reload();
+        }
+        assert_eq!(core.cni_add(&add("c1")).unwrap_err().code, ErrorCode::NotReady);
+        assert_eq!(core.cni_del(&del("c1")).unwrap_err().code, ErrorCode::NotReady);
+        assert_eq!((node.writes(), node.records()), ((0, 0), 0));
+        assert!(!core.document_error.is_empty());
+    }
+    node.write(DOCUMENT);
+    core.reload();
+    core.cni_add(&add("c1")).unwrap();
+}
+
+#[test]
+fn the_last_good_document_survives_a_restart() {
     let node = Node::new(Some(DOCUMENT));
     let mut core = node.agent();
     core.cni_add(&add("c1")).unwrap();
+    let digest = core.applied_digest.clone();
     drop(core);
-    let (before, state) = (node.writes(), node.state());
-    fs::remove_file(node.path()).unwrap();
+    let before = (node.writes(), node.state());
+    for text in [None, Some("version: 2\n"), Some("version: 1\nendpoints: [")] {
+        match text {
+            None => fs::remove_file(node.path()).unwrap(),
+            Some(text) => node.write(text),
+        }
+        let mut core = node.agent();
+        assert_eq!((node.writes(), node.state()), before);
+        assert_eq!(core.applied_digest, digest);
+        assert!(!core.document_error.is_empty());
+        assert_eq!(state_of(&mut core, "red/a"), v1::EndpointState::Ready);
+    }
+    // An object that went bad while no agent ran keeps its last good version.
+    node.write(&DOCUMENT.replace("ip: 10.0.0.2", "ip: 192.0.2.77"));
     let mut core = node.agent();
-    assert_eq!(core.cni_add(&add("c2")).unwrap_err().code, ErrorCode::NotReady);
-    assert_eq!(core.cni_del(&del("c1")).unwrap_err().code, ErrorCode::NotReady);
-    assert_eq!((node.writes(), node.state()), (before, state));
-    // And a document that cannot be used is as good as none.
-    node.write("version: 2\n");
-    core.reload();
-    assert_eq!(node.state(), node.state());
-    assert!(!core.document_error.is_empty());
-    node.write(DOCUMENT);
-    core.reload();
-    assert_eq!((node.writes(), core.document_error.as_str()), (before, ""));
+    assert_eq!((node.writes(), node.state()), before);
+    assert!(core.status().degraded.iter().any(|d| d.name == "red/a"));
 }
 
 #[test]
