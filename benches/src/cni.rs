@@ -92,7 +92,7 @@ fn millis(d: Duration) -> f64 {
 #[must_use]
 pub fn reference(kind: &str, data: &Path) -> String {
     serde_json::json!({
-        "cniVersion": "1.0.0", "name": format!("bench-{kind}"), "type": kind, "bridge": "cni0", "isGateway": true, "isDefaultGateway": true,
+        "cniVersion": "1.0.0", "name": format!("bench-{kind}"), "type": kind, "bridge": "cni0", "isGateway": true,
         "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.8.0.0/16"}]], "dataDir": data, "routes": [{"dst": "0.0.0.0/0"}]},
     })
     .to_string()

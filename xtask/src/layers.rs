@@ -58,8 +58,30 @@ pub(crate) fn check() -> Result<()> {
     let text =
         run::output(&mut run::command(&run::cargo(), &["metadata", "--format-version", "1", "--locked"]))?;
     let metadata: Value = serde_json::from_str(&text)?;
-    let faults = faults(&metadata)?;
+    let mut faults = faults(&metadata)?;
+    for (name, never) in NEVER {
+        // Per package: `cargo metadata` would unite the features that others ask for.
+        let tree = run::command(
+            &run::cargo(),
+            &["tree", "--locked", "-p", name, "-e", "normal,build", "--prefix", "none", "-f", "{p}"],
+        )
+        .output()?;
+        faults.extend(reached(name, never, &String::from_utf8_lossy(&tree.stdout)));
+    }
     if faults.is_empty() { Ok(()) } else { bail!("layers:\n  {}", faults.join("\n  ")) }
+}
+
+/// Which of the banned crates a package's tree names; an empty tree proves nothing.
+fn reached(name: &str, never: &[&str], tree: &str) -> Vec<String> {
+    let crates: BTreeSet<&str> = tree.lines().filter_map(|l| l.split(' ').next()).collect();
+    if !crates.contains(name) {
+        return vec![format!("{name}: cargo tree shows nothing")];
+    }
+    never
+        .iter()
+        .filter(|banned| crates.contains(**banned))
+        .map(|banned| format!("{name} reaches {banned}"))
+        .collect()
 }
 
 fn faults(metadata: &Value) -> Result<Vec<String>> {
@@ -101,33 +123,6 @@ fn faults(metadata: &Value) -> Result<Vec<String>> {
         }
     }
 
-    // Edges of the resolved graph without dev-dependencies.
-    let mut edges: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for node in list(&metadata["resolve"], "nodes") {
-        let targets = list(&node, "deps")
-            .iter()
-            .filter(|d| list(d, "dep_kinds").iter().any(|k| k["kind"].is_null()))
-            .map(|d| text(d, "pkg"))
-            .collect();
-        edges.insert(text(&node, "id"), targets);
-    }
-    for (name, never) in NEVER {
-        let Some(start) = members.iter().find(|m| names.get(*m).is_some_and(|n| n == name)) else { continue };
-        let mut seen = BTreeSet::from([start.clone()]);
-        let mut todo = vec![start.clone()];
-        while let Some(id) = todo.pop() {
-            for next in edges.get(&id).into_iter().flatten() {
-                if seen.insert(next.clone()) {
-                    todo.push(next.clone());
-                }
-            }
-        }
-        for banned in *never {
-            if seen.iter().any(|id| names.get(id).is_some_and(|n| n == banned)) {
-                faults.push(format!("{name} reaches {banned}"));
-            }
-        }
-    }
     Ok(faults)
 }
 
@@ -166,6 +161,14 @@ mod tests {
         let faults = faults(&metadata).unwrap();
         assert!(faults.iter().any(|f| f == "flowloom-model must not depend on flowloom-agent"), "{faults:?}");
         assert!(faults.iter().any(|f| f.contains("does not opt in")), "{faults:?}");
+    }
+
+    #[test]
+    fn a_banned_crate_anywhere_in_the_tree_is_a_fault() {
+        let tree = "flowloom-cni v0.1.0 (/x)\nserde v1\ntokio v1.2.3\n";
+        assert_eq!(reached("flowloom-cni", &["tokio", "aya"], tree), ["flowloom-cni reaches tokio"]);
+        assert!(reached("flowloom-cni", &["aya"], tree).is_empty());
+        assert_eq!(reached("flowloom-cni", &["aya"], "").len(), 1);
     }
 
     fn tempfile() -> std::path::PathBuf {
