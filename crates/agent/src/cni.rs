@@ -299,14 +299,14 @@ impl Core {
 
     fn attach_and_store(&mut self, plan: &EndpointPlan, spec: WireSpec) -> Result<bool, ApiError> {
         if self.numbers == self.stored_numbers {
-            self.attach(plan, spec).map_err(|e| error(ErrorCode::Realise, e))?;
+            self.guard(plan, spec).map_err(|e| error(ErrorCode::Realise, e))?;
             return Ok(true);
         }
         let numbers = self.numbers.clone();
         let store = self.store.clone();
         let (attached, stored) = std::thread::scope(|s| {
             let writer = s.spawn(|| store.write(NUMBERS, &numbers).map_err(|e| e.to_string()));
-            let attached = self.attach(plan, spec);
+            let attached = self.guard(plan, spec);
             (attached, writer.join().unwrap_or_else(|_| Err("the writer of the numbers panicked".to_owned())))
         });
         match stored {

@@ -182,6 +182,9 @@ pub(crate) struct Core {
     pub(crate) attached: BTreeMap<EndpointKey, DeviceInfo>,
     /// How each of them was wired when it was last looked at.
     pub(crate) wired_as: BTreeMap<EndpointKey, (EndpointId, WireSpec)>,
+    /// Guarded by the classic path so far; their links follow at `settle_at`.
+    pub(crate) unsettled: BTreeSet<EndpointKey>,
+    pub(crate) settle_at: Option<Instant>,
     /// Endpoints of the document by address, for events.
     pub(crate) address_names: Arc<HashMap<(u32, IpAddr), EndpointKey>>,
     pub(crate) node_spec: Option<NodeSpec>,
@@ -270,6 +273,8 @@ impl Core {
             wiring_errors: BTreeMap::new(),
             attached: BTreeMap::new(),
             wired_as: BTreeMap::new(),
+            unsettled: BTreeSet::new(),
+            settle_at: None,
             address_names: Arc::default(),
             node_spec: None,
             node: NodeState::default(),
@@ -299,10 +304,12 @@ impl Core {
     pub(crate) fn run(mut self) {
         self.reload();
         while !self.stop.load(Ordering::Relaxed) {
-            let wake =
-                self.retry_at.map_or(SAFETY, |at| at.saturating_duration_since(Instant::now()).min(SAFETY));
-            match self.commands.recv_timeout(wake) {
+            let until =
+                |at: Option<Instant>| at.map_or(SAFETY, |at| at.saturating_duration_since(Instant::now()));
+            let (retry, settle) = (until(self.retry_at), until(self.settle_at));
+            match self.commands.recv_timeout(retry.min(settle).min(SAFETY)) {
                 Ok(command) => self.take(command),
+                Err(RecvTimeoutError::Timeout) if settle < retry => self.settle_one(),
                 Err(RecvTimeoutError::Timeout) => self.timer(),
                 Err(RecvTimeoutError::Disconnected) => return,
             }

@@ -1,7 +1,10 @@
 //! The datapath behind a trait: the kernel's, or maps in memory for tests.
 
 use flowloom_compiler::{EndpointId, NodePlan, Op};
+use flowloom_datapath::Hook::{FromEndpoint, ToEndpoint};
 use flowloom_datapath::{ApplyReport, Datapath, DeviceInfo, Forwarding, NodeSettings, Result, View};
+
+use flowloom_netlink::{Handle, IfIndex};
 
 use crate::writes;
 
@@ -12,6 +15,13 @@ pub(crate) trait Plane: Send {
     /// # Errors
     /// When the device does not exist or the kernel refuses.
     fn attach_endpoint(&mut self, id: EndpointId, device: &str) -> Result<DeviceInfo>;
+
+    /// As [`Self::attach_endpoint`], at once: the programs guard the device by the classic path, because links make the
+    /// kernel wait for all CPUs. `true`: [`Self::attach_endpoint`] has to follow, in a quiet moment.
+    ///
+    /// # Errors
+    /// As there.
+    fn guard_endpoint(&mut self, id: EndpointId, device: &str) -> Result<(DeviceInfo, bool)>;
 
     /// Forgets an endpoint's device, which is gone or down by now.
     ///
@@ -48,6 +58,8 @@ pub(crate) trait Plane: Send {
 #[derive(Debug)]
 pub(crate) struct Kernel {
     datapath: Datapath,
+    /// For the classic path; without it links are made at once.
+    netlink: Option<Handle>,
     forwarding: Forwarding,
 }
 
@@ -62,7 +74,18 @@ impl Kernel {
                 Ok(())
             })));
         }
-        Self { datapath, forwarding }
+        Self { datapath, forwarding, netlink: Handle::new().ok() }
+    }
+
+    /// Takes the classic guard off devices that have links now. Left in place it costs time and decides nothing else.
+    fn unguard(&mut self, devices: &[u32]) {
+        let Some(netlink) = &mut self.netlink else { return };
+        let links: Vec<IfIndex> = devices.iter().map(|i| IfIndex(*i)).collect();
+        writes::before("classic guard removal");
+        match netlink.unguard_classic(&links) {
+            Ok(n) => writes::made(n),
+            Err(e) => tracing::warn!(error = %e, "classic guards stay beside the links"),
+        }
     }
 
     /// Counts what the datapath wrote in `f`.
@@ -77,8 +100,30 @@ impl Kernel {
 impl Plane for Kernel {
     fn attach_endpoint(&mut self, id: EndpointId, device: &str) -> Result<DeviceInfo> {
         let info = DeviceInfo::inspect(device, self.forwarding)?;
+        let before = self.datapath.writes();
         self.counted(|d| d.attach_endpoint(id, &info))?;
+        if self.datapath.writes() != before {
+            self.unguard(&[info.ifindex]);
+        }
         Ok(info)
+    }
+
+    fn guard_endpoint(&mut self, id: EndpointId, device: &str) -> Result<(DeviceInfo, bool)> {
+        let info = DeviceInfo::inspect(device, self.forwarding)?;
+        let (ingress, egress) = (self.datapath.program(FromEndpoint)?, self.datapath.program(ToEndpoint)?);
+        let guarded = self.netlink.as_mut().map(|netlink| {
+            writes::before("classic guard");
+            netlink.guard_classic(IfIndex(info.ifindex), ingress, egress)
+        });
+        match guarded {
+            Some(Ok(())) => writes::made(3),
+            other => {
+                tracing::debug!(result = ?other, device, "no classic guard: links are made at once");
+                return Ok((self.attach_endpoint(id, device)?, false));
+            }
+        }
+        self.counted(|d| d.bind_endpoint(id, &info))?;
+        Ok((info, true))
     }
 
     fn detach_endpoint(&mut self, id: EndpointId) -> Result<()> {
@@ -112,7 +157,8 @@ impl Plane for Kernel {
     }
 
     fn detach_strangers(&mut self, known: &[u32]) -> Result<()> {
-        use flowloom_datapath::Hook::{FromEndpoint, ToEndpoint};
+        // What a life before this one did not come to.
+        self.unguard(known);
         self.counted(|d| {
             for link in d.attached()? {
                 let of_endpoint = matches!(link.hook, FromEndpoint | ToEndpoint);

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use flowloom_compiler::{EndpointPlan, NodePlan, VpcId, compile_endpoints, compile_with, diff};
-use flowloom_datapath::{ApplyReport, NodeSettings, Object};
+use flowloom_datapath::{ApplyReport, DeviceInfo, NodeSettings, Object};
 use flowloom_model::{Attachment, DEFAULT_VPC, EndpointKey, World};
 use ipnet::IpNet;
 
@@ -19,6 +19,8 @@ use crate::writes;
 
 /// Interface of a managed workload.
 const INTERFACE: &str = "eth0";
+/// Quiet time after an ADD before its endpoint gets its links.
+const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
 impl Core {
     /// Document and attachments together; the pools follow.
@@ -308,13 +310,47 @@ impl Core {
     }
 
     /// Programs on the device; from here on nothing passes before the endpoint's record is written.
-    pub(crate) fn attach(&mut self, plan: &EndpointPlan, spec: WireSpec) -> Result<(), String> {
+    fn attach(&mut self, plan: &EndpointPlan, spec: WireSpec) -> Result<(), String> {
         let device = self.plane.attach_endpoint(plan.id, spec.wire.device()).map_err(|e| e.to_string())?;
+        self.unsettled.remove(&plan.key);
+        self.guarded(plan, spec, device)
+    }
+
+    /// The same for a request that waits: the links follow when the core has nothing else to do.
+    pub(crate) fn guard(&mut self, plan: &EndpointPlan, spec: WireSpec) -> Result<(), String> {
+        let (device, unsettled) =
+            self.plane.guard_endpoint(plan.id, spec.wire.device()).map_err(|e| e.to_string())?;
+        if unsettled {
+            self.unsettled.insert(plan.key.clone());
+            self.settle_at = Some(Instant::now() + SETTLE_AFTER);
+        }
+        self.guarded(plan, spec, device)
+    }
+
+    fn guarded(&mut self, plan: &EndpointPlan, spec: WireSpec, device: DeviceInfo) -> Result<(), String> {
         let raised = self.wiring.raise(device.ifindex);
         self.attached.insert(plan.key.clone(), device);
         raised.map_err(|e| e.to_string())?;
         self.wired_as.insert(plan.key.clone(), (plan.id, spec));
         Ok(())
+    }
+
+    /// Makes the links of one endpoint that is guarded without.
+    pub(crate) fn settle_one(&mut self) {
+        self.settle_at = None;
+        let Some(key) = self.unsettled.pop_first() else { return };
+        if let (Some(device), Some((id, _))) = (self.attached.get(&key), self.wired_as.get(&key)) {
+            let (id, name) = (*id, device.name.clone());
+            if let Err(e) = self.plane.attach_endpoint(id, &name) {
+                tracing::warn!(endpoint = %key, error = %e, "its programs have no links yet");
+                self.unsettled.insert(key);
+                self.settle_at = Some(Instant::now() + 10 * SETTLE_AFTER);
+                return;
+            }
+        }
+        if !self.unsettled.is_empty() {
+            self.settle_at = Some(Instant::now());
+        }
     }
 
     /// What an endpoint's device must be.
@@ -344,6 +380,7 @@ impl Core {
     /// The device is gone: its links and number, too.
     pub(crate) fn detached(&mut self, record: &Record) {
         self.attached.remove(&record.key);
+        self.unsettled.remove(&record.key);
         let known = self.wired_as.remove(&record.key).map(|(id, _)| id);
         if let Some(id) = known.or_else(|| self.numbers.endpoint_id(&record.key))
             && let Err(e) = self.plane.detach_endpoint(id)

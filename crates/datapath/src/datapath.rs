@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -175,13 +175,20 @@ impl Datapath {
     /// # Errors
     /// When the id is out of range or the kernel refuses; call [`Self::detach_endpoint`] to undo what was done.
     pub fn attach_endpoint(&mut self, id: EndpointId, device: &DeviceInfo) -> Result<()> {
-        if id.0 == 0 || id.0 >= abi::MAX_ENDPOINTS {
-            let detail = format!("endpoint id {id} is outside 1..={}", abi::MAX_ENDPOINTS - 1);
-            return Err(Error::Invalid { object: format!("device {}", device.name), detail });
-        }
+        check_id(id, device)?;
         for hook in [Hook::FromEndpoint, Hook::ToEndpoint] {
             self.links.attach(&self.programs, &mut self.writes, hook, device.ifindex)?;
         }
+        self.bind_endpoint(id, device)
+    }
+
+    /// The part of [`Self::attach_endpoint`] that waits for nothing: binds a device that the caller has guarded with
+    /// [`Self::program`] by other means to the endpoint's id. `attach_endpoint` has to follow.
+    ///
+    /// # Errors
+    /// When the id is out of range or the kernel refuses.
+    pub fn bind_endpoint(&mut self, id: EndpointId, device: &DeviceInfo) -> Result<()> {
+        check_id(id, device)?;
         let want = abi::DeviceRecord { endpoint: id.0, flags: 0 };
         if self.shared.maps.devices.get(&device.ifindex).in_map("reading", name::DEVICES)? != Some(want) {
             self.kernel().write(&Write::Device(device.ifindex, Some(want)))?;
@@ -192,6 +199,14 @@ impl Datapath {
             self.forget_device(other)?;
         }
         Ok(())
+    }
+
+    /// The program of a hook.
+    ///
+    /// # Errors
+    /// When the object has none.
+    pub fn program(&self, hook: Hook) -> Result<BorrowedFd<'_>> {
+        self.programs.fd(hook)
     }
 
     /// Forgets an endpoint's devices. A device that still exists passes everything afterwards: remove it (or take it down) first.
@@ -347,6 +362,14 @@ pub fn uninstall(pin_root: &Path) -> Result<()> {
         Err(_) => {}
     }
     if left.is_empty() { Ok(()) } else { Err(Error::Leftovers(left)) }
+}
+
+fn check_id(id: EndpointId, device: &DeviceInfo) -> Result<()> {
+    if id.0 != 0 && id.0 < abi::MAX_ENDPOINTS {
+        return Ok(());
+    }
+    let detail = format!("endpoint id {id} is outside 1..={}", abi::MAX_ENDPOINTS - 1);
+    Err(Error::Invalid { object: format!("device {}", device.name), detail })
 }
 
 fn remove_tree(dir: &Path, left: &mut Vec<String>) {

@@ -9,6 +9,7 @@
 
 mod address;
 mod batch;
+mod classic;
 mod error;
 mod handle;
 mod link;
@@ -26,6 +27,7 @@ mod vxlan;
 
 pub use address::Address;
 pub use batch::Batch;
+pub use classic::PREFERENCE as CLASSIC_PREFERENCE;
 pub use error::{Action, Error, Result};
 pub use handle::Handle;
 pub use link::{Link, LinkChange};

@@ -161,6 +161,10 @@ impl Plane for FakePlane {
         Ok(info)
     }
 
+    fn guard_endpoint(&mut self, id: EndpointId, device: &str) -> Result<(DeviceInfo, bool)> {
+        Ok((self.attach_endpoint(id, device)?, true))
+    }
+
     fn detach_endpoint(&mut self, id: EndpointId) -> Result<()> {
         let mut maps = self.0.lock().unwrap();
         if let Some(device) = maps.devices.remove(&id) {
