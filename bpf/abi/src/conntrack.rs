@@ -205,7 +205,7 @@ crate::assert_layout!(QuotaKey, 8);
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct QuotaValue {
-    /// Entries in `conntrack` now; incremented by programs, decremented by the sweeper.
+    /// Entries in `conntrack` now; incremented by programs, decremented by whoever removes an entry: a program when it ends, else the sweeper.
     pub used: u32,
     /// Most allowed; 0 = no limit.
     pub limit: u32,

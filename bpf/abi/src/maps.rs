@@ -18,7 +18,7 @@ pub mod map_name {
     pub const VNIS: &str = "fl_vnis";
     /// slot -> inner LPM (hash of maps).
     pub const POLICY: &str = "fl_policy";
-    /// Half-open connections (LRU hash).
+    /// Connections half open, and those that have ended (LRU hash).
     pub const CONNTRACK_NEW: &str = "fl_ct_new";
     /// Established connections (preallocated hash, never evicts).
     pub const CONNTRACK: &str = "fl_conntrack";

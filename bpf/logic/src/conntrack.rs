@@ -377,19 +377,49 @@ pub(crate) fn touch<T: Tables>(t: T, p: &mut Packet, e: &CtCell, bytes: u32) -> 
     }
     let original = p.has(flag::ORIGINAL);
     e.count(original, bytes, p.now);
+    let mut ended = false;
     if p.tuple_protocol == TCP || !original {
         // Most packets of an open connection change nothing.
         let settled = e.state.get() == ct_state::ESTABLISHED
             && e.flags.get() & ct_flags::SEEN_REPLY != 0
             && p.tcp_flags & (FIN | SYN | RST) == 0;
         if !settled && !p.has(flag::FRAG_LATER) {
-            let packed = u32::from(e.flags.get()) << 8 | u32::from(e.state.get());
+            let before = e.state.get();
+            let packed = u32::from(e.flags.get()) << 8 | u32::from(before);
             let after = advance(p.tuple_protocol, packed, p.tcp_flags, original);
             e.state.set(after as u8);
             e.flags.set((after >> 8) as u16);
+            ended = after as u8 == ct_state::CLOSED && before != ct_state::CLOSED;
         }
     }
-    if !original && p.has(flag::HALF_OPEN) { promote(t, p, e) } else { Step::GO }
+    if p.has(flag::HALF_OPEN) {
+        // A refused connection never becomes one.
+        if !original && e.state.get() != ct_state::CLOSED {
+            return promote(t, p, e);
+        }
+    } else if ended {
+        demote(t, p, e);
+    }
+    Step::GO
+}
+
+/// Moves an entry that has ended back to where new ones make it go: it takes neither room nor quota from those that live.
+#[inline(never)]
+fn demote<T: Tables>(t: T, p: &mut Packet, e: &CtCell) {
+    e.read(&mut p.entry);
+    let counted = p.entry.flags & ct_flags::COUNTED != 0;
+    p.entry.flags &= !ct_flags::COUNTED;
+    // Added before it is removed: no packet finds it in neither.
+    if t.insert_half_open(&p.key, &p.entry) == Inserted::Yes && t.remove_established(&p.key) && counted {
+        let (orig, reply) = (p.entry.orig_endpoint, p.entry.reply_endpoint);
+        t.give_quota(&QuotaKey { vpc: p.vpc, endpoint: 0 });
+        if orig != 0 {
+            t.give_quota(&QuotaKey { vpc: p.vpc, endpoint: orig });
+        }
+        if reply != 0 {
+            t.give_quota(&QuotaKey { vpc: p.vpc, endpoint: reply });
+        }
+    }
 }
 
 /// Moves an entry from the half-open to the established connections.

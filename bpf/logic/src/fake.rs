@@ -398,6 +398,10 @@ impl Tables for &FakeTables {
         Inserted::Yes
     }
 
+    fn remove_established(self, key: &CtKey) -> bool {
+        self.established.borrow_mut().remove(key).is_some()
+    }
+
     fn remove_half_open(self, key: &CtKey) {
         self.half_open.borrow_mut().remove(key);
     }

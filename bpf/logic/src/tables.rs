@@ -46,12 +46,14 @@ pub trait Tables: Copy {
     fn policy(self, slot: Self::Slot, key: &PolicyKey) -> Option<&'static PolicyValue>;
     /// Connection whose reply was seen.
     fn established(self, key: &CtKey) -> Option<&'static CtCell>;
-    /// Connection whose reply was not.
+    /// Connection whose reply was not, or that has ended.
     fn half_open(self, key: &CtKey) -> Option<&'static CtCell>;
     /// Adds an established connection.
     fn insert_established(self, key: &CtKey, entry: &CtEntry) -> Inserted;
-    /// Adds a half-open connection.
+    /// Adds a half-open or ended connection.
     fn insert_half_open(self, key: &CtKey, entry: &CtEntry) -> Inserted;
+    /// Removes an established connection; whether it was this call that did.
+    fn remove_established(self, key: &CtKey) -> bool;
     /// Removes a half-open connection.
     fn remove_half_open(self, key: &CtKey);
     /// Counts one more connection unless the limit is reached; no record = no limit.

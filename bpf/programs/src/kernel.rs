@@ -170,6 +170,15 @@ impl Tables for Kernel {
     }
 
     #[inline(always)]
+    fn remove_established(self, key: &CtKey) -> bool {
+        // SAFETY: the helper reads a key of the map's type.
+        !self.dry()
+            && unsafe {
+                bpf::bpf_map_delete_elem(map(&maps::CONNTRACK).cast(), ptr::from_ref(key).cast()) == 0
+            }
+    }
+
+    #[inline(always)]
     fn remove_half_open(self, key: &CtKey) {
         if !self.dry() {
             // SAFETY: the helper reads a key of the map's type.

@@ -184,7 +184,7 @@ impl World {
         let (sp, dp) = (r.of(&PORTS), r.of(&PORTS));
         let (source, target) = (SocketAddr::new(s, sp), SocketAddr::new(d, dp));
         let mut packet = match r.below(10) {
-            0..=3 => Packet::tcp(source, target, r.of(&[2, 2, 18, 16, 16, 24, 17, 4, 1, 0, 41])),
+            0..=3 => Packet::tcp(source, target, r.of(&[2, 2, 18, 16, 16, 24, 17, 17, 4, 1, 0, 41])),
             4..=6 => Packet::udp(source, target, &vec![1; r.below(60)]),
             7 => Packet::echo(s, d, sp, 1, b"echo"),
             8 => {
@@ -249,6 +249,8 @@ fn the_kernel_decides_every_packet_as_the_logic_does() {
     println!("FLOWLOOM_SEED={seed} FLOWLOOM_ROUNDS={rounds}");
     let mut r = Random(seed);
     let mut world = World::new(false);
+    world.twin.quota(VPCS[1], 0, 25).expect("quota");
+    world.twin.quota(VPCS[0], id(0, 1), 15).expect("quota");
     let mut verdicts = std::collections::BTreeMap::<i32, usize>::new();
     for round in 0..rounds {
         for which in 0..world.records.len() {

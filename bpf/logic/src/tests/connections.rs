@@ -196,7 +196,37 @@ fn connections_end_and_their_ports_begin_anew() {
     let e = t.connections()[0].1;
     assert_eq!((e.orig_endpoint, e.reply_endpoint, e.state), (id(RED, B), id(RED, A), ct_state::SYN_SENT));
     assert_eq!(e.flags & ct_flags::ORIG_IS_LO, 0);
-    assert_eq!(t.counts(), (1, 0));
+    assert_eq!(t.counts(), (0, 1));
+}
+
+#[test]
+fn what_has_ended_gives_back_its_room_and_its_quota() {
+    let t = world();
+    t.quotas.borrow_mut().insert((RED, 0), QuotaValue { used: 0, limit: 1 });
+    t.quotas.borrow_mut().insert((RED, id(RED, B)), QuotaValue { used: 0, limit: 1 });
+    for port in 1..6 {
+        handshake(&t, RED, port);
+        assert_eq!(t.counts(), (1, usize::from(port) - 1));
+        assert_eq!(t.quotas.borrow()[&(RED, 0)].used, 1);
+        if port % 2 == 0 {
+            send(&t, RED, B, tcp_frame(false, (B, 80), (A, port), RST)).delivered_to(RED, A);
+        } else {
+            send(&t, RED, B, tcp_frame(false, (B, 80), (A, port), FIN | ACK)).delivered_to(RED, A);
+            send(&t, RED, A, tcp_frame(false, (A, port), (B, 80), FIN | ACK)).delivered_to(RED, B);
+            send(&t, RED, B, tcp_frame(false, (B, 80), (A, port), ACK)).delivered_to(RED, A);
+        }
+        assert_eq!(t.counts(), (0, usize::from(port)));
+        assert_eq!(t.quotas.borrow()[&(RED, 0)].used, 0);
+        assert_eq!(t.quotas.borrow()[&(RED, id(RED, B))].used, 0);
+    }
+    // Refused: it never counted.
+    send(&t, RED, A, tcp_frame(false, (A, 9), (B, 80), SYN)).delivered_to(RED, B);
+    send(&t, RED, B, tcp_frame(false, (B, 80), (A, 9), RST | ACK)).delivered_to(RED, A);
+    assert_eq!(t.counts(), (0, 6));
+    // A reset that was not believed: the connection counts again with its next answer.
+    send(&t, RED, A, tcp_frame(false, (A, 2), (B, 80), ACK)).delivered_to(RED, B);
+    send(&t, RED, B, tcp_frame(false, (B, 80), (A, 2), ACK)).delivered_to(RED, A);
+    assert_eq!((t.counts(), t.quotas.borrow()[&(RED, 0)].used), ((1, 5), 1));
 }
 
 #[test]

@@ -270,6 +270,10 @@ impl Tables for &Compiled {
         self.insert(&self.half_open, key, entry)
     }
 
+    fn remove_established(self, key: &CtKey) -> bool {
+        self.established.borrow_mut().remove(&self.tracked(key)).is_some()
+    }
+
     fn remove_half_open(self, key: &CtKey) {
         self.half_open.borrow_mut().remove(&self.tracked(key));
     }
