@@ -305,7 +305,7 @@ impl Core {
         let numbers = self.numbers.clone();
         let store = self.store.clone();
         let (attached, stored) = std::thread::scope(|s| {
-            let writer = s.spawn(|| store.write(NUMBERS, &numbers).map_err(|e| e.to_string()));
+            let writer = s.spawn(|| store.write_next(NUMBERS, &numbers).map_err(|e| e.to_string()));
             let attached = self.guard(plan, spec);
             (attached, writer.join().unwrap_or_else(|_| Err("the writer of the numbers panicked".to_owned())))
         });

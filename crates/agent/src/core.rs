@@ -23,8 +23,8 @@ use crate::source::{DocumentFile, Kept, Loaded};
 use crate::store::{Store, StoreError};
 use crate::wiring::{HostRoute, NodeSpec, NodeState, WireSpec, Wiring};
 
-/// File of the numbers in the state directory.
-pub(crate) const NUMBERS: &str = "numbers.json";
+/// Series of files of the numbers in the state directory.
+pub(crate) const NUMBERS: &str = "numbers";
 /// File of the last good document there.
 const KEPT: &str = "document.json";
 /// How long a retired number rests after its last use: longer than any packet, event or half-open connection lives.
@@ -229,7 +229,7 @@ impl Core {
         events: Arc<EventLog>,
     ) -> Result<(Self, Handle), StoreError> {
         let Outside { store, wiring, plane } = outside;
-        let numbers: Numbers = store.read(NUMBERS)?.unwrap_or_default();
+        let numbers: Numbers = store.read_series(NUMBERS)?.unwrap_or_default();
         let (records, damaged) = store.endpoints::<Record>()?;
         for e in &damaged {
             tracing::error!(error = %e, "an endpoint's record is left out");
@@ -477,7 +477,7 @@ impl Core {
         if self.numbers == self.stored_numbers {
             return true;
         }
-        match self.store.write(NUMBERS, &self.numbers) {
+        match self.store.write_next(NUMBERS, &self.numbers) {
             Ok(()) => {
                 self.stored_numbers = self.numbers.clone();
                 true

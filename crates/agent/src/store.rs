@@ -122,6 +122,73 @@ impl Store {
         replace(&self.root.join(name), value)
     }
 
+    /// Reads the newest whole one of a series of files (see [`Self::write_next`]); `None` when there is none.
+    ///
+    /// # Errors
+    /// When files of the series are there and none of them is whole.
+    pub(crate) fn read_series<T: DeserializeOwned>(&self, series: &str) -> Result<Option<T>, StoreError> {
+        let mut error = None;
+        for (_, path) in self.series(series)?.into_iter().rev() {
+            match read(&path) {
+                Ok(Some(value)) => return Ok(Some(value)),
+                Ok(None) => {}
+                Err(e) => {
+                    // Cut by a crash: the one before it is still there.
+                    tracing::warn!(error = %e, "the one before it is used");
+                    error.get_or_insert(e);
+                }
+            }
+        }
+        error.map_or(Ok(None), Err)
+    }
+
+    /// Writes the next file of a series; on return it is on the disk. The file before it goes afterwards: nothing is
+    /// replaced, which file systems are slow at.
+    ///
+    /// # Errors
+    /// When anything of that fails; the file before it is then in place.
+    pub(crate) fn write_next(&self, series: &str, value: &impl Serialize) -> Result<(), StoreError> {
+        let old = self.series(series)?;
+        let next = old.last().map_or(1, |(n, _)| n + 1);
+        let path = self.root.join(format!("{series}-{next}.json"));
+        let bytes =
+            serde_json::to_vec(value).map_err(|source| StoreError::Damaged { path: path.clone(), source })?;
+        writes::before("next state file");
+        let mut file = OpenOptions::new()
+            .create_new(true)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(io_error("make", &path))?;
+        let written = file.write_all(&bytes).and_then(|()| file.sync_data());
+        let written = written.and_then(|()| File::open(&self.root)?.sync_all());
+        if let Err(e) = written {
+            // Not whole: the reader would pass over it, and the next write takes its place.
+            let _ = fs::remove_file(&path);
+            return Err(io_error("write", &path)(e));
+        }
+        writes::made(1);
+        for (_, path) in old {
+            writes::before("old state file");
+            fs::remove_file(&path).map_err(io_error("remove", &path))?;
+        }
+        Ok(())
+    }
+
+    /// Files of a series by number.
+    fn series(&self, series: &str) -> Result<Vec<(u64, PathBuf)>, StoreError> {
+        let mut list = Vec::new();
+        for entry in fs::read_dir(&self.root).map_err(io_error("list", &self.root))? {
+            let path = entry.map_err(io_error("list", &self.root))?.path();
+            let number = path.file_name().and_then(|n| {
+                n.to_str()?.strip_prefix(series)?.strip_prefix('-')?.strip_suffix(".json")?.parse().ok()
+            });
+            list.extend(number.map(|n: u64| (n, path.clone())));
+        }
+        list.sort_unstable();
+        Ok(list)
+    }
+
     /// Every endpoint's record. A damaged one is reported and left alone.
     ///
     /// # Errors
@@ -176,8 +243,9 @@ impl Store {
     pub(crate) fn destroy(self) -> Result<(), StoreError> {
         let endpoints = self.root.join(ENDPOINTS);
         fs::remove_dir_all(&endpoints).map_err(io_error("remove", &endpoints))?;
-        for name in ["numbers.json", "document.json", "lock"] {
-            let path = self.root.join(name);
+        let numbers = self.series("numbers")?.into_iter().map(|(_, path)| path);
+        let others = ["document.json", "lock"].map(|name| self.root.join(name));
+        for path in numbers.chain(others) {
             match fs::remove_file(&path) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_error("remove", &path)(e)),
                 _ => {}
@@ -256,12 +324,31 @@ mod tests {
     fn a_write_that_was_cut_leaves_the_old_content() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
-        store.write("numbers.json", &1).unwrap();
-        fs::write(dir.path().join("numbers.tmp"), "{").unwrap();
+        store.write("document.json", &1).unwrap();
+        fs::write(dir.path().join("document.tmp"), "{").unwrap();
         drop(store);
         let store = Store::open(dir.path()).unwrap();
-        assert_eq!(store.read::<u32>("numbers.json").unwrap(), Some(1));
-        assert!(!dir.path().join("numbers.tmp").exists());
+        assert_eq!(store.read::<u32>("document.json").unwrap(), Some(1));
+        assert!(!dir.path().join("document.tmp").exists());
+    }
+
+    #[test]
+    fn a_series_survives_a_write_that_was_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        assert_eq!(store.read_series::<u32>("numbers").unwrap(), None);
+        for n in 1..=12u32 {
+            store.write_next("numbers", &n).unwrap();
+            assert_eq!(store.series("numbers").unwrap().len(), 1);
+        }
+        fs::write(dir.path().join("numbers-13.json"), "{").unwrap();
+        assert_eq!(store.read_series::<u32>("numbers").unwrap(), Some(12));
+        store.write_next("numbers", &14u32).unwrap();
+        assert_eq!(store.read_series::<u32>("numbers").unwrap(), Some(14));
+        let only: Vec<u64> = store.series("numbers").unwrap().into_iter().map(|(n, _)| n).collect();
+        assert_eq!(only, vec![14]);
+        fs::write(dir.path().join("numbers-14.json"), "").unwrap();
+        assert!(matches!(store.read_series::<u32>("numbers"), Err(StoreError::Damaged { .. })));
     }
 
     #[test]
@@ -280,7 +367,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("s");
         let store = Store::open(&root).unwrap();
-        store.write("numbers.json", &1).unwrap();
+        store.write("document.json", &1).unwrap();
         fs::write(root.join("theirs"), "x").unwrap();
         store.destroy().unwrap();
         let left: Vec<_> = fs::read_dir(&root).unwrap().map(|e| e.unwrap().file_name()).collect();
