@@ -1,4 +1,4 @@
-//! CNI ADD and CHECK. ADD: reserve, write down, make, guard, enforce, answer; what fails undoes exactly what it did.
+//! What a CNI request means: which endpoint, which addresses; CHECK; what is answered.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -9,11 +9,9 @@ use flowloom_compiler::EndpointPlan;
 use flowloom_model::{Attachment, DEFAULT_VPC, EndpointKey, EndpointName, GroupName, SubnetName, VpcName};
 use ipnet::IpNet;
 
-use crate::core::{Core, NUMBERS};
-use crate::duties;
+use crate::core::Core;
 use crate::record::{CniRecord, OwnEndpoint, Record, device_name, endpoint_name, labels};
 use crate::wiring::{Wire, WireSpec};
-use crate::writes;
 
 /// Timings kept.
 const TIMINGS: usize = 256;
@@ -60,20 +58,6 @@ impl Core {
         self.records.values().find(|r| r.cni.as_ref().is_some_and(|c| c.attachment == *attachment))
     }
 
-    /// See the module's comment. The answer says that the policy is in force.
-    ///
-    /// # Errors
-    /// Typed; after an error nothing of this ADD is left.
-    pub(crate) fn cni_add(&mut self, request: &v1::CniAddRequest) -> Result<v1::CniAddResult, ApiError> {
-        let mut stages = Stages::new();
-        let result = self.add(request, &mut stages);
-        self.time("ADD", &request.attachment, result.is_ok(), &stages);
-        if let Err(e) = &result {
-            tracing::warn!(attachment = %request.attachment, error = %e, "CNI ADD refused");
-        }
-        result
-    }
-
     pub(crate) fn time(&mut self, command: &str, attachment: &CniAttachment, ok: bool, stages: &Stages) {
         while self.timings.len() >= TIMINGS {
             self.timings.pop_front();
@@ -87,41 +71,8 @@ impl Core {
         });
     }
 
-    fn add(
-        &mut self,
-        request: &v1::CniAddRequest,
-        stages: &mut Stages,
-    ) -> Result<v1::CniAddResult, ApiError> {
-        self.require_document()?;
-        check_request(request)?;
-        if let Some(existing) = self.attached_as(&request.attachment).cloned() {
-            if self.leaving.contains(&existing.key) {
-                return Err(error(
-                    ErrorCode::Busy,
-                    format!("{} is being removed; try again", request.attachment),
-                ));
-            }
-            return self.add_again(&existing, request);
-        }
-        let (start, writes_before) = (Instant::now(), writes::total());
-        self.last.errors.clear();
-        let record = self.reserve(request)?;
-        stages.done("reserve");
-        if let Err(e) = self.store.write_endpoint(&record.file(), &record) {
-            self.undo_add(&record);
-            return Err(error(ErrorCode::Realise, e.to_string()));
-        }
-        stages.done("intent");
-        let result = self.realise_add(&record, stages);
-        if result.is_err() {
-            self.undo_add(&record);
-        }
-        self.finish(start, writes_before);
-        result
-    }
-
     /// The attachment exists: the same request gets the same answer, after making sure that it is still so.
-    fn add_again(
+    pub(crate) fn add_again(
         &mut self,
         record: &Record,
         request: &v1::CniAddRequest,
@@ -157,7 +108,7 @@ impl Core {
     }
 
     /// Decides what the endpoint is and takes its addresses. Only memory changes.
-    fn reserve(&mut self, request: &v1::CniAddRequest) -> Result<Record, ApiError> {
+    pub(crate) fn reserve(&mut self, request: &v1::CniAddRequest) -> Result<Record, ApiError> {
         let network = &request.network;
         let vpc_text = network.vpc.as_deref().unwrap_or(DEFAULT_VPC);
         let vpc: VpcName =
@@ -252,81 +203,7 @@ impl Core {
         Ok((EndpointKey { vpc: vpc.clone(), name }, Some(own)))
     }
 
-    fn realise_add(&mut self, record: &Record, stages: &mut Stages) -> Result<v1::CniAddResult, ApiError> {
-        let key = &record.key;
-        self.wanted = self.compile_one(key);
-        let Some(plan) = self.wanted.endpoints.get(key).cloned() else {
-            return Err(error(ErrorCode::Conflict, self.why_not(key)));
-        };
-        stages.done("compile");
-        let spec = self.wire_spec(&plan, record.wire.clone());
-        self.wiring.wire(&spec).map_err(|e| error(ErrorCode::Realise, e.to_string()))?;
-        stages.done("device");
-        // The programs' links wait for the kernel's grace periods, the numbers for the disk: both at once. Nothing of the
-        // plan is in force before both are done.
-        let stored = self.attach_and_store(&plan, spec)?;
-        if !stored {
-            return Err(error(ErrorCode::Realise, self.last.errors.join("; ")));
-        }
-        stages.done("guard");
-        let effective = self.effective_plan();
-        self.wiring_errors.remove(key);
-        let clean = self.put_in_force(effective);
-        if !clean {
-            // Somebody else's failure is not this request's; whether this endpoint is in force is.
-            if let Some(e) = self.wiring_errors.get(key) {
-                return Err(error(ErrorCode::Realise, format!("endpoint {key}: {e}")));
-            }
-            self.unsure = true;
-            self.pass();
-            if self.unsure {
-                return Err(error(ErrorCode::CapacityExceeded, self.why_not(key)));
-            }
-        }
-        stages.done("policy");
-        if Self::is_default(key)
-            && let Some(device) = self.attached.get(key)
-        {
-            let routes = duties::endpoint_routes(&plan, device);
-            self.wiring.add_routes(&routes).map_err(|e| error(ErrorCode::Realise, e.to_string()))?;
-            if let Some(known) = &mut self.routes {
-                known.extend(routes);
-            }
-        }
-        stages.done("routes");
-        Ok(self.result(record, &plan))
-    }
-
-    fn attach_and_store(&mut self, plan: &EndpointPlan, spec: WireSpec) -> Result<bool, ApiError> {
-        if self.numbers == self.stored_numbers {
-            self.guard(plan, spec).map_err(|e| error(ErrorCode::Realise, e))?;
-            return Ok(true);
-        }
-        let numbers = self.numbers.clone();
-        let store = self.store.clone();
-        let (attached, stored) = std::thread::scope(|s| {
-            let writer = s.spawn(|| store.write_next(NUMBERS, &numbers).map_err(|e| e.to_string()));
-            let attached = self.guard(plan, spec);
-            (attached, writer.join().unwrap_or_else(|_| Err("the writer of the numbers panicked".to_owned())))
-        });
-        match stored {
-            Ok(()) => self.stored_numbers = numbers,
-            Err(e) => {
-                self.note_error(format!("numbers: {e}"));
-                attached.map_err(|e| error(ErrorCode::Realise, e))?;
-                return Ok(false);
-            }
-        }
-        attached.map_err(|e| error(ErrorCode::Realise, e))?;
-        Ok(true)
-    }
-
-    /// Takes back what an ADD did, newest first. What cannot be taken back now is tried again by passes.
-    fn undo_add(&mut self, record: &Record) {
-        self.forget_attachment(&record.key);
-    }
-
-    fn result(&self, record: &Record, plan: &EndpointPlan) -> v1::CniAddResult {
+    pub(crate) fn result(&self, record: &Record, plan: &EndpointPlan) -> v1::CniAddResult {
         let spec: WireSpec = self.wire_spec(plan, record.wire.clone());
         let device = self.attached.get(&record.key);
         let (sandbox, ifname) = record
@@ -409,7 +286,7 @@ impl Core {
     }
 }
 
-fn check_request(request: &v1::CniAddRequest) -> Result<(), ApiError> {
+pub(crate) fn check_request(request: &v1::CniAddRequest) -> Result<(), ApiError> {
     let invalid = |message: &str| Err(error(ErrorCode::InvalidRequest, message));
     if request.attachment.container_id.is_empty() || request.attachment.container_id.len() > 256 {
         return invalid("container_id: 1..256 bytes are needed");

@@ -13,6 +13,7 @@ use flowloom_datapath::{DeviceInfo, View};
 use flowloom_model::{EndpointKey, Fault, Timestamp, World};
 use tokio::sync::{oneshot, watch};
 
+use crate::attach::Added;
 use crate::backoff::Backoff;
 use crate::config::{Config, Routes};
 use crate::events::EventLog;
@@ -40,6 +41,8 @@ pub(crate) enum Command {
     Network(Vec<NetworkChange>),
     /// The sweeper finished a round.
     Swept(v1::ConntrackStatus),
+    /// A CNI ADD; those that wait together are handled together.
+    Add(Box<v1::CniAddRequest>, oneshot::Sender<Added>),
     /// A question or request.
     Ask(Box<dyn FnOnce(&mut Core) + Send>),
     /// End.
@@ -70,6 +73,7 @@ impl std::fmt::Debug for Command {
             Self::Document => "Document",
             Self::Network(_) => "Network",
             Self::Swept(_) => "Swept",
+            Self::Add(..) => "Add",
             Self::Ask(_) => "Ask",
             Self::Stop => "Stop",
         })
@@ -98,6 +102,17 @@ impl Handle {
         }));
         self.commands.send(question).map_err(|_| stopped())?;
         receiver.await.map_err(|_| stopped())
+    }
+
+    /// Hands in a CNI ADD.
+    ///
+    /// # Errors
+    /// Those of the request; [`ErrorCode::NotReady`] when the core has stopped.
+    pub(crate) async fn add(&self, request: v1::CniAddRequest) -> Added {
+        let stopped = || ApiError::new(ErrorCode::NotReady, "the agent is going down");
+        let (sender, receiver) = oneshot::channel();
+        self.commands.send(Command::Add(Box::new(request), sender)).map_err(|_| stopped())?;
+        receiver.await.map_err(|_| stopped())?
     }
 
     /// Changes after each pass.
@@ -319,16 +334,27 @@ impl Core {
     /// Takes a command, and with it everything that needs no more than the same look at the world.
     fn take(&mut self, first: Command) {
         let (mut document, mut network) = (false, Vec::new());
+        let (mut adds, mut waiting) = (Vec::new(), Vec::new());
         let mut next = Some(first);
         while let Some(command) = next {
             match command {
                 Command::Document => document = true,
                 Command::Network(changes) => network.extend(changes),
                 Command::Swept(status) => self.swept(status),
+                Command::Add(request, answer) => {
+                    adds.push(*request);
+                    waiting.push(answer);
+                }
                 Command::Ask(f) => f(self),
                 Command::Stop => self.stop.store(true, Ordering::Relaxed),
             }
             next = self.commands.try_recv().ok();
+        }
+        if !adds.is_empty() {
+            for (answer, result) in waiting.into_iter().zip(self.cni_add_all(&adds)) {
+                // A client that went away finds its attachment with the next request.
+                let _ = answer.send(result);
+            }
         }
         // What DEL retired; nothing waits for it.
         if self.document.is_some() {

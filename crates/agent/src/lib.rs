@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `core` | the one writer: takes commands, owns world, plan and numbers |
 //! | `reconcile`, `duties` | one pass; what the node itself owes (pure) |
-//! | `cni`, `detach`, `ipam`, `record` | attachments: ADD and CHECK; DEL; addresses; what is kept of them |
+//! | `cni`, `attach`, `detach`, `ipam`, `record` | what a CNI request means; ADD; DEL; addresses; what is kept of them |
 //! | `wiring`, `plane` | the outside world behind traits: network and datapath |
 //! | `source` | the document on disk |
 //! | `store`, `writes` | durable state; every write counted |
@@ -14,6 +14,7 @@
 
 pub mod agent;
 mod api;
+mod attach;
 mod backoff;
 mod cni;
 mod conditions;

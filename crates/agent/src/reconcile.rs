@@ -47,10 +47,14 @@ impl Core {
 
     /// As [`Self::compile`], when nothing but this endpoint came, went or changed since the last compilation.
     pub(crate) fn compile_one(&mut self, key: &EndpointKey) -> NodePlan {
-        let changed = BTreeSet::from([key.clone()]);
+        self.compile_some(&BTreeSet::from([key.clone()]))
+    }
+
+    /// The same for several.
+    pub(crate) fn compile_some(&mut self, changed: &BTreeSet<EndpointKey>) -> NodePlan {
         let node = &self.config.node;
         let compilation =
-            compile_endpoints(&self.world, node, self.options, &mut self.numbers, &mut self.cache, &changed);
+            compile_endpoints(&self.world, node, self.options, &mut self.numbers, &mut self.cache, changed);
         self.compiled = compilation.conditions;
         compilation.plan
     }

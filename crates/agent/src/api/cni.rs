@@ -10,7 +10,7 @@ use crate::detach;
 
 pub(crate) async fn add(State(context): State<Context>, bytes: Bytes) -> Answer<v1::CniAddResult> {
     let request: v1::CniAddRequest = body(&bytes)?;
-    Ok(Json(context.core.ask(move |core| core.cni_add(&request)).await??))
+    Ok(Json(context.core.add(request).await?))
 }
 
 pub(crate) async fn check(State(context): State<Context>, bytes: Bytes) -> Answer<v1::CniChecked> {

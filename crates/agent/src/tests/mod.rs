@@ -306,6 +306,38 @@ fn a_policy_that_does_not_fit_refuses_the_add_and_keeps_everything_else() {
 }
 
 #[test]
+fn requests_that_wait_together_are_judged_apart() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    node.net.0.lock().unwrap().refuse.insert("default/c2".into());
+    let strange = v1::CniAddRequest { netns: "relative".into(), ..add("c3") };
+    let other = v1::CniAddRequest { netns: "/run/netns/other".into(), ..add("c1") };
+    let answers = core.cni_add_all(&[add("c1"), add("c2"), strange, add("c1"), other, add("c4")]);
+    let codes: Vec<_> = answers.iter().map(|a| a.as_ref().map_err(|e| e.code).err()).collect();
+    let (realise, invalid, conflict) =
+        (Some(ErrorCode::Realise), Some(ErrorCode::InvalidRequest), Some(ErrorCode::AttachmentConflict));
+    assert_eq!(codes, [None, realise, invalid, None, conflict, None]);
+    assert_eq!(answers[0], answers[3]);
+    assert_eq!(node.devices(), ["default/c1", "default/c4", "default/p", "red/a", "red/b"]);
+    assert_eq!(node.state().endpoints.len(), 5);
+    assert_eq!(core.ipam_report().pools.iter().find(|p| p.allocates).unwrap().available, 6);
+}
+
+#[test]
+fn one_request_that_does_not_fit_takes_no_other_with_it() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    let slots = node.state().policies.len();
+    node.plane.0.lock().unwrap().memory.capacity.insert(Kind::Slots, slots);
+    let mut large = add("c1");
+    large.network.security_groups = vec!["closed".into()];
+    let answers = core.cni_add_all(&[add("c0"), large, add("c2")]);
+    assert_eq!(answers.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true]);
+    assert_eq!(node.devices(), ["default/c0", "default/c2", "default/p", "red/a", "red/b"]);
+    assert_eq!(node.state().endpoints.len(), 5);
+}
+
+#[test]
 fn exhausted_addresses_are_said_and_come_back() {
     let node = Node::new(Some(DOCUMENT));
     let mut core = node.agent();
