@@ -393,6 +393,32 @@ fn an_address_leaked_when_del_named_a_container_nobody_knows() -> Result<()> {
 }
 
 #[test]
+fn a_second_life_of_a_pod_was_taken_for_the_first() -> Result<()> {
+    let lab = start()?;
+    let life = |uid: &str| -> Result<Runtime> {
+        Ok(of_pods(&lab)?
+            .arg("K8S_POD_NAMESPACE", "shop")
+            .arg("K8S_POD_NAME", "web-0")
+            .arg("K8S_POD_UID", uid))
+    };
+    let (old, new) = (life("u-1")?, life("u-2")?);
+    let (first, second) = (Ns::new("first")?, Ns::new("second")?);
+    let of_first = addresses(&old.add("sandbox-1", &first)?)?;
+    // The new one starts before the old one is gone.
+    let of_second = addresses(&new.add("sandbox-2", &second)?)?;
+    assert!(of_first.iter().all(|ip| !of_second.contains(ip)), "{of_first:?} {of_second:?}");
+    // The same sandbox does not change lives.
+    let (code, message) = new.refused("ADD", "sandbox-1", &netns_path(&first))?;
+    assert_eq!(code, 101, "{message}");
+    old.call("DEL", "sandbox-1", &netns_path(&first))?.success()?;
+    assert_eq!(held(&lab, "pods")?, of_second.iter().copied().collect());
+    let client = lab.workload("default/client")?;
+    assert_eq!(Probe::icmp(&client.netns, of_second[0]).timeout(WAIT).run()?, Outcome::Connected);
+    assert_eq!(Probe::icmp(&client.netns, of_first[0]).timeout(SILENCE).run()?, Outcome::TimedOut);
+    Ok(())
+}
+
+#[test]
 fn an_endpoint_was_orphaned_when_the_client_gave_up_during_add() -> Result<()> {
     let lab = start()?;
     let runtime = of_pods(&lab)?;
