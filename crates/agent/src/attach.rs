@@ -217,15 +217,15 @@ impl Core {
 
     /// Something of the plan was refused. Somebody else's failure is not this request's; whether its endpoint is in force is.
     fn pass_for(&mut self, fresh: &[Arriving], guarded: &mut [Result<EndpointPlan, ApiError>]) {
-        for (arriving, result) in fresh.iter().zip(guarded) {
-            let key = &arriving.record.key;
-            if let Some(e) = self.wiring_errors.get(key) {
-                *result = Err(error(ErrorCode::Realise, format!("endpoint {key}: {e}")));
-                continue;
-            }
+        let in_force = |core: &Self, result: &Result<EndpointPlan, ApiError>| {
+            result.as_ref().map_or(true, |plan| core.is_in_force(plan))
+        };
+        if !guarded.iter().all(|result| in_force(self, result)) {
             self.pass();
-            if self.unsure && result.is_ok() {
-                *result = Err(error(ErrorCode::CapacityExceeded, self.why_not(key)));
+        }
+        for (arriving, result) in fresh.iter().zip(guarded) {
+            if !in_force(self, result) {
+                *result = Err(error(ErrorCode::CapacityExceeded, self.why_not(&arriving.record.key)));
             }
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use flowloom_api::v1::{self, ApiError, ErrorCode};
 use flowloom_compiler::{CompileOptions, CompilerCache, EndpointId, NodePlan, Numbers, VpcId};
-use flowloom_datapath::{DeviceInfo, View};
+use flowloom_datapath::{DeviceInfo, Object, View};
 use flowloom_model::{EndpointKey, Fault, Timestamp, World};
 use tokio::sync::{oneshot, watch};
 
@@ -190,6 +190,8 @@ pub(crate) struct Core {
     pub(crate) plan: NodePlan,
     /// Set until the datapath is known to hold `plan`.
     pub(crate) unsure: bool,
+    /// What the datapath refused of it; `None` when that is not known.
+    pub(crate) refused: Option<Vec<Object>>,
     pub(crate) compiled: Vec<flowloom_compiler::Condition>,
     /// Why an endpoint is not wired.
     pub(crate) wiring_errors: BTreeMap<EndpointKey, String>,
@@ -284,6 +286,7 @@ impl Core {
             wanted: NodePlan::default(),
             plan: NodePlan::default(),
             unsure: true,
+            refused: None,
             compiled: Vec::new(),
             wiring_errors: BTreeMap::new(),
             attached: BTreeMap::new(),

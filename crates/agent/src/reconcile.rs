@@ -85,7 +85,9 @@ impl Core {
                 self.retire_leftovers();
             }
             self.sync_routes();
-            if clean && let Some(document) = &self.document {
+            // An object that does not fit has a condition and its old state; it holds up nobody else.
+            let judged = self.refused.is_some();
+            if judged && let Some(document) = &self.document {
                 self.applied_generation = document.generation;
                 self.applied_digest.clone_from(&document.digest);
             }
@@ -122,6 +124,7 @@ impl Core {
 
     /// Returns whether the datapath holds exactly `plan` now.
     pub(crate) fn put_in_force(&mut self, plan: NodePlan) -> bool {
+        self.refused = None;
         let report = if self.unsure {
             match self.plane.sync(&plan) {
                 Ok(report) => report,
@@ -135,6 +138,7 @@ impl Core {
             if ops.is_empty() { ApplyReport::default() } else { self.plane.apply(&ops) }
         };
         let clean = report.is_clean();
+        self.refused = (!report.aborted).then(|| report.failures.iter().map(|f| f.object.clone()).collect());
         for failure in &report.failures {
             if let Object::Endpoint(key) = &failure.object {
                 self.wiring_errors.insert(key.clone(), failure.error.to_string());
@@ -171,6 +175,17 @@ impl Core {
             self.retired.push_back(Retired { since: Instant::now(), epoch, endpoints: gone });
         }
         clean
+    }
+
+    /// Whether the last [`Self::put_in_force`] left this endpoint as planned, whatever it left of others.
+    pub(crate) fn is_in_force(&self, plan: &EndpointPlan) -> bool {
+        let concerns = |object: &Object| match object {
+            Object::Endpoint(key) => *key == plan.key,
+            Object::Peer(vpc, net) => *vpc == plan.vpc && plan.ips.iter().any(|ip| IpNet::from(*ip) == *net),
+            _ => false,
+        };
+        self.plan.endpoints.get(&plan.key) == Some(plan)
+            && self.refused.as_ref().is_some_and(|list| !list.iter().any(concerns))
     }
 
     fn set_quotas(&mut self, vpcs: &[VpcId], endpoints: &[(VpcId, flowloom_compiler::EndpointId)]) {

@@ -338,6 +338,29 @@ fn one_request_that_does_not_fit_takes_no_other_with_it() {
 }
 
 #[test]
+fn an_endpoint_that_does_not_fit_holds_up_nobody_else() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    let slots = node.state().policies.len();
+    node.plane.0.lock().unwrap().memory.capacity.insert(Kind::Slots, slots);
+    // A rule change makes a new slot, which has no room: the old policy stays.
+    node.write(&DOCUMENT.replace("from: 80, to: 80", "from: 81, to: 81"));
+    core.reload();
+    assert_eq!(core.applied_digest, core.document.as_ref().unwrap().digest);
+    assert_eq!(state_of(&mut core, "red/b"), v1::EndpointState::Failed);
+    assert_eq!(state_of(&mut core, "red/a"), v1::EndpointState::Ready);
+    core.cni_add(&add("c1")).unwrap();
+    drop(core);
+    // Nor after a restart.
+    let mut core = node.agent();
+    core.cni_add(&add("c2")).unwrap();
+    assert!(core.cni_status().ready);
+    node.plane.0.lock().unwrap().memory.capacity.clear();
+    core.pass();
+    assert_eq!(state_of(&mut core, "red/b"), v1::EndpointState::Ready);
+}
+
+#[test]
 fn exhausted_addresses_are_said_and_come_back() {
     let node = Node::new(Some(DOCUMENT));
     let mut core = node.agent();
