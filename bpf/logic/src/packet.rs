@@ -155,6 +155,8 @@ pub(crate) mod flag {
     pub(crate) const COUNTED: u32 = 8192;
     /// `forwarding: stack`.
     pub(crate) const BY_STACK: u32 = 16_384;
+    /// Nobody has the address that [`crate::route::identity_of`] was asked for last.
+    pub(crate) const UNASSIGNED: u32 = 32_768;
 }
 
 /// Where a packet goes.

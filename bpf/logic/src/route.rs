@@ -14,12 +14,19 @@ use crate::tables::Tables;
 use crate::{Step, bail, go};
 
 /// Identity of an address; what nobody names is the world.
+///
+/// Sets [`flag::UNASSIGNED`] when nobody has it: when somebody gets it, no generation is bumped, so no decision about it may be kept.
 #[inline(never)]
 pub(crate) fn identity_of<T: Tables>(t: T, p: &mut Packet, addr: &Addr) -> u32 {
     p.peer_key.prefixlen = PeerKey::FULL_BITS;
     p.peer_key.vpc = p.vpc;
     p.peer_key.addr = *addr;
-    t.peer(&p.peer_key).map_or(identity::WORLD, |peer| peer.identity)
+    p.flags &= !flag::UNASSIGNED;
+    let Some(peer) = t.peer(&p.peer_key) else { return identity::WORLD };
+    if peer.flags & peer_flags::UNASSIGNED != 0 {
+        p.flags |= flag::UNASSIGNED;
+    }
+    peer.identity
 }
 
 /// Identity of the packet's source when this host made it.

@@ -195,6 +195,7 @@ fn again<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell, side: u8) 
     let peer_is_src = (side == direction::INGRESS) == original;
     let from_host = side == direction::INGRESS && e.flags() & ct_flags::FROM_HOST != 0;
     let peer_addr: Addr = if peer_is_src { p.tuple_src } else { p.dst };
+    p.flags &= !flag::UNASSIGNED;
     let peer = if peer_is_src && p.has(flag::FROM_HOST) {
         route::host_identity(t, p)
     } else {
@@ -215,7 +216,7 @@ fn again<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell, side: u8) 
         if e.flags() & ct_flags::COUNTED == 0 || e.endpoint(side) == 0 {
             e.set_endpoint(side, id);
         }
-        if stateless {
+        if stateless || p.has(flag::UNASSIGNED) {
             p.decision.revision = 0;
         }
         e.decision(side).replace(t, &p.decision);
@@ -310,6 +311,9 @@ fn fresh<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, dead: Option<&CtCell>)
         }
         if p.policy_flags & policy_flags::STATELESS == 0 {
             keep = true;
+            if p.has(flag::UNASSIGNED) {
+                p.decision.revision = 0;
+            }
             p.entry.decision[1] = p.decision;
         }
     }

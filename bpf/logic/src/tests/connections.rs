@@ -402,3 +402,30 @@ fn a_dry_run_changes_nothing() {
     assert_eq!(*t.traffic.borrow(), traffic);
     assert!(t.drops.borrow().is_empty() && t.events.borrow().is_empty());
 }
+
+#[test]
+fn what_was_decided_about_an_address_that_nobody_had_is_forgotten_when_somebody_gets_it() {
+    let t = world();
+    let open = [entry(6, 0, 0, 0, 9, verdict::DROP), entry(0, 0, 0, 0, 1, verdict::ALLOW)];
+    t.set_policy(7, &open);
+    switch(&t, RED, A, 7, ALLOW);
+    send(&t, RED, A, udp_frame(false, (A, 1), (B, 2))).delivered_to(RED, B);
+    // B goes: its address is the subnet's again.
+    let (address, peer) = (AddressKey { vpc: RED, addr: addr(ip(false, B)) }, key(RED, ip(false, B), 32));
+    let own = t.addresses.borrow_mut().remove(&address).expect("address");
+    let record = *crate::Tables::endpoint(&t, id(RED, B)).expect("record");
+    t.set_endpoint(id(RED, B), EndpointRecord::default());
+    t.remove_peer(&peer);
+    t.bump(RED);
+    for _ in 0..2 {
+        send(&t, RED, A, udp_frame(false, (A, 1), (B, 2))).dropped("PolicyEgress");
+    }
+    // Somebody gets it: nobody had it, so no generation is bumped.
+    t.set_endpoint(id(RED, B), record);
+    t.addresses.borrow_mut().insert(address, own);
+    t.set_peer(
+        peer,
+        PeerRecord { identity: identity(RED, B), flags: peer_flags::ENDPOINT, tunnel: Addr::ZERO },
+    );
+    send(&t, RED, A, udp_frame(false, (A, 1), (B, 2))).delivered_to(RED, B);
+}
