@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use flowloom_api::v1::{self, ApiError, ErrorCode};
-use flowloom_compiler::{CompileOptions, CompilerCache, EndpointId, NodePlan, Numbers, VpcId};
+use flowloom_compiler::{
+    CompileOptions, CompilerCache, EndpointId, NodePlan, Numbers, RuleId, RuleRef, VpcId,
+};
 use flowloom_datapath::{DeviceInfo, Object, View};
 use flowloom_model::{EndpointKey, Fault, Timestamp, World};
 use tokio::sync::{oneshot, watch};
@@ -217,6 +219,9 @@ pub(crate) struct Core {
     pub(crate) started_ms: u64,
     pub(crate) events: Arc<EventLog>,
     pub(crate) named_generation: u64,
+    /// Rules whose names `rule_names` holds.
+    pub(crate) named_rules: BTreeMap<RuleId, RuleRef>,
+    pub(crate) rule_names: Arc<BTreeMap<u32, String>>,
     pub(crate) backoff: Backoff,
     pub(crate) retry_at: Option<Instant>,
     health: Arc<Mutex<v1::Health>>,
@@ -307,6 +312,8 @@ impl Core {
             started_ms: now_ms(),
             events,
             named_generation: 0,
+            named_rules: BTreeMap::new(),
+            rule_names: Arc::default(),
             backoff: Backoff::new(Duration::from_millis(200), Duration::from_secs(60)),
             retry_at: None,
             health,
@@ -449,7 +456,13 @@ impl Core {
                 gone.push(key.clone());
             }
         }
-        let other = changes.contains(&NetworkChange::Other);
+        let duty = |name: &String| {
+            self.node.overlay.iter().chain(&self.node.uplinks).any(|(device, _)| device == name)
+        };
+        let other = changes.iter().any(|c| match c {
+            NetworkChange::Other => true,
+            NetworkChange::LinkGone(name) => duty(name),
+        });
         if self.document.is_none() || (gone.is_empty() && !other) {
             return;
         }

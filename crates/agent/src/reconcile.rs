@@ -480,11 +480,15 @@ impl Core {
             .filter_map(|r| Some((r, r.cni.as_ref()?.endpoint.as_ref()?, *vnis.get(r.key.vpc.as_str())?)))
             .flat_map(|(r, own, vni)| own.ips.iter().map(move |ip| ((vni, *ip), r.key.clone())))
             .collect();
-        let rules = self.wanted.rules.iter().map(|(id, r)| (id.0, r.to_string())).collect();
+        if self.named_rules != self.wanted.rules {
+            self.rule_names =
+                Arc::new(self.wanted.rules.iter().map(|(id, r)| (id.0, r.to_string())).collect());
+            self.named_rules.clone_from(&self.wanted.rules);
+        }
         self.events.set_names(Names {
             vpcs: self.wanted.vpcs.iter().map(|(id, v)| (id.0, v.name.clone())).collect(),
             endpoints: self.wanted.endpoints.values().map(|e| (e.id.0, e.key.clone())).collect(),
-            rules: Arc::new(rules),
+            rules: self.rule_names.clone(),
             addresses: self.address_names.clone(),
             attached,
         });

@@ -432,6 +432,17 @@ fn a_device_that_vanishes_is_made_again_or_its_attachment_released() {
 }
 
 #[test]
+fn an_overlay_device_that_vanishes_is_made_again() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    node.net.0.lock().unwrap().node = None;
+    core.network_changed(&[NetworkChange::LinkGone("somebody-elses".into())]);
+    assert!(node.net.0.lock().unwrap().node.is_none());
+    core.network_changed(&[NetworkChange::LinkGone("ov0".into())]);
+    assert!(node.net.0.lock().unwrap().node.is_some());
+}
+
+#[test]
 fn a_name_that_the_document_takes_from_an_attachment_closes_neither_more_nor_less() {
     let node = Node::new(Some(DOCUMENT));
     let mut core = node.agent();
