@@ -41,12 +41,15 @@ impl Effort {
     }
 }
 
+/// One part of the benchmark.
+type Part = fn(Effort) -> Result<Vec<Measure>>;
+
 /// Everything.
 ///
 /// # Errors
 /// When something cannot be set up or traffic does not flow.
 pub fn bench(effort: Effort) -> Result<Vec<Measure>> {
-    let parts: [(&str, fn(Effort) -> Result<Vec<Measure>>); 5] = [
+    let parts: [(&str, Part); 5] = [
         ("same node", same_node),
         ("across nodes", across_nodes),
         ("CNI", cni),
@@ -199,7 +202,10 @@ fn cni(effort: Effort) -> Result<Vec<Measure>> {
         .empty_document()
         .with("subnets", json!([{"vpc": "default", "name": "pods", "cidr": "10.7.0.0/16", "node": "n1"}]))
         // As on any node that is in use: its workloads' policy is in force for others already.
-        .with("endpoints", json!([{"vpc": "default", "name": "other", "subnet": "pods", "node": "n1", "ip": "10.7.0.10"}]));
+        .with(
+            "endpoints",
+            json!([{"vpc": "default", "name": "other", "subnet": "pods", "node": "n1", "ip": "10.7.0.10"}]),
+        );
     lab.apply(&doc)?;
     let agent = lab.agents.first().context("no agent")?;
     let config =
@@ -285,7 +291,9 @@ fn cni(effort: Effort) -> Result<Vec<Measure>> {
 
 /// Nodes that exist in the document only.
 fn far_nodes() -> Value {
-    (0..5).map(|i| json!({"name": format!("far{i}"), "addresses": [format!("198.51.100.{}", 100 + i)]})).collect()
+    (0..5)
+        .map(|i| json!({"name": format!("far{i}"), "addresses": [format!("198.51.100.{}", 100 + i)]}))
+        .collect()
 }
 
 /// From a document on disk to the agent's word that the datapath enforces it; the allocator's own run is not part of it.

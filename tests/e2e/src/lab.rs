@@ -129,16 +129,19 @@ pub struct Agent {
 }
 
 impl Lab {
-    /// Two nodes, nothing in the way.
+    /// Two nodes whose stacks forward nothing. With `FLOWLOOM_TEST_NETFILTER=invalid` they also drop what their connection tracking calls invalid: the
+    /// suite runs once more that way, since no packet may depend on what the host's tracking thinks of it.
+    ///
+    /// # Panics
+    /// On another value of the variable.
     #[must_use]
     pub fn builder() -> LabBuilder {
-        LabBuilder {
-            nodes: 2,
-            netfilter: Netfilter::ForwardDrop,
-            external: false,
-            mtu: 1500,
-            config: Vec::new(),
-        }
+        let netfilter = match std::env::var("FLOWLOOM_TEST_NETFILTER").as_deref() {
+            Err(_) => Netfilter::ForwardDrop,
+            Ok("invalid") => Netfilter::InvalidDrop,
+            Ok(other) => panic!("FLOWLOOM_TEST_NETFILTER={other}: it may be \"invalid\""),
+        };
+        LabBuilder { nodes: 2, netfilter, external: false, mtu: 1500, config: Vec::new() }
     }
 
     /// The document that names the nodes and nothing else.

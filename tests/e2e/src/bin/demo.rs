@@ -2,6 +2,7 @@
 //! Every row's rule is then taken away, and the row must flip.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -157,11 +158,8 @@ impl Demo {
             }
             let target = &demo.workloads[row.to];
             let address = SocketAddr::new(target.ip(row.family)?, row.port);
-            if !demo.servers.contains_key(&(row.to.to_owned(), address)) {
-                demo.servers.insert(
-                    (row.to.to_owned(), address),
-                    TcpServer::start(&target.netns, address, Mode::Echo)?,
-                );
+            if let Entry::Vacant(free) = demo.servers.entry((row.to.to_owned(), address)) {
+                free.insert(TcpServer::start(&target.netns, address, Mode::Echo)?);
             }
         }
         Ok(demo)
