@@ -348,6 +348,11 @@ impl Core {
 
     fn guarded(&mut self, plan: &EndpointPlan, spec: WireSpec, device: DeviceInfo) -> Result<(), String> {
         let raised = self.wiring.raise(device.ifindex);
+        if self.plan.endpoints.contains_key(&plan.key) && self.attached.get(&plan.key) != Some(&device) {
+            // The record in force names another device, and the routes went with it.
+            self.unsure = true;
+            self.routes = None;
+        }
         self.attached.insert(plan.key.clone(), device);
         raised.map_err(|e| e.to_string())?;
         self.wired_as.insert(plan.key.clone(), (plan.id, spec));

@@ -135,6 +135,8 @@ pub(crate) struct Maps {
     pub(crate) devices: Devices,
     default_vpc: Option<VpcId>,
     node: Option<NodeSettings>,
+    /// Added to the index of every device.
+    pub(crate) generation: u32,
     /// Devices with programs.
     pub(crate) guarded: BTreeSet<u32>,
 }
@@ -146,7 +148,7 @@ impl Plane for FakePlane {
     fn attach_endpoint(&mut self, id: EndpointId, device: &str) -> Result<DeviceInfo> {
         let info = DeviceInfo {
             name: device.to_owned(),
-            ifindex: index(device),
+            ifindex: index(device) + self.0.lock().unwrap().generation,
             mac: Mac([2, 0, 0, 0, 0, 9]),
             mtu: 1450,
             delivery: Delivery::Peer,

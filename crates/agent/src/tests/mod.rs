@@ -424,11 +424,16 @@ fn a_device_that_vanishes_is_made_again_or_its_attachment_released() {
     };
     let gone = [device("default/c1"), device("red/a")];
     gone.iter().for_each(|d| drop(node.net.0.lock().unwrap().devices.remove(d)));
+    // A new device has a new index: the record in force must follow.
+    node.plane.0.lock().unwrap().generation += 1;
     core.network_changed(&gone.map(NetworkChange::LinkGone));
     assert!(node.devices().contains(&"red/a".to_owned()));
     assert_eq!(state_of(&mut core, "red/a"), v1::EndpointState::Ready);
     assert!(!node.devices().contains(&"default/c1".to_owned()));
     assert!(core.cni_del(&del("c1")).unwrap().removed.is_empty());
+    let id = core.plan.endpoints[&"red/a".parse().unwrap()].id;
+    let index = core.attached[&"red/a".parse().unwrap()].ifindex;
+    assert_eq!(node.state().endpoints[&id.0].ifindex, index);
 }
 
 #[test]
