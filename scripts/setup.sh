@@ -8,9 +8,9 @@ cd "$(dirname "$0")/.."
 export PATH="$HOME/.cargo/bin:$PATH"
 
 packages=(build-essential pkg-config iproute2 nftables libzstd-dev zlib1g-dev ca-certificates
-          rustc-web rust-web-src llvm-22-dev containernetworking-plugins strace iperf3)
+          rustc-web rust-web-src rust-web-clippy llvm-22-dev containernetworking-plugins strace iperf3)
 # Without a Rust of its own the machine gets Debian's (1.96): compiler, cargo, formatter and linter of one version.
-command -v cargo >/dev/null || packages+=(cargo-web rustfmt-web rust-web-clippy)
+command -v cargo >/dev/null || packages+=(cargo-web rustfmt-web)
 
 missing=()
 for p in "${packages[@]}"; do

@@ -54,17 +54,13 @@ fn find_toolchain() -> anyhow::Result<Toolchain> {
     bail!("no compiler with the source of its library was found; {HINT}")
 }
 
-/// Builds the programs and puts the object at [`object_path`].
-///
-/// # Errors
-/// When no toolchain is found (the message says what to install) or the build fails.
-pub(crate) fn build() -> anyhow::Result<PathBuf> {
+/// Cargo for the programs with whichever toolchain is here; the caller adds the verb. With `lint`, warnings of clippy are errors.
+fn cargo(lint: bool) -> anyhow::Result<Command> {
     if succeeds(Command::new("bpf-linker").arg("--version")).is_none() {
         bail!("bpf-linker was not found in PATH; {HINT}");
     }
-    let programs = run::root().join("bpf/programs");
-    let build_dir = target_dir().join("bpf-build");
-    let mut cargo = match find_toolchain()? {
+    let toolchain = find_toolchain()?;
+    let mut cargo = match toolchain {
         Toolchain::Nightly => {
             let mut c = Command::new("rustup");
             c.args(["run", "nightly", "cargo"]);
@@ -86,15 +82,48 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
     ] {
         cargo.env_remove(name);
     }
+    let mut verb = "build";
+    if lint {
+        verb = "check";
+        // What `cargo clippy` does, with the driver of the compiler that builds.
+        let driver = match toolchain {
+            Toolchain::Nightly => "clippy-driver".to_owned(),
+            Toolchain::Debian => DEBIAN_RUSTC.replace("rustc", "clippy-driver"),
+        };
+        cargo
+            .env("RUSTC_WORKSPACE_WRAPPER", driver)
+            .env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__");
+    }
     let flags = ["-Cdebuginfo=2", "-Ctarget-cpu=v3", "-Clinker=bpf-linker", "-Clink-arg=--btf"];
     let encoded: OsString = flags.join("\u{1f}").into();
-    let status = cargo
-        .current_dir(&programs)
+    cargo
+        .current_dir(run::root().join("bpf/programs"))
         .env("CARGO_ENCODED_RUSTFLAGS", encoded)
-        .env("CARGO_TARGET_DIR", &build_dir)
-        .args(["build", "--release", "--locked", "--target", TARGET, "-Z", "build-std=core"])
-        .status()
-        .context("cannot run cargo for the BPF programs")?;
+        .env("CARGO_TARGET_DIR", build_dir())
+        .args([verb, "--release", "--locked", "--target", TARGET, "-Z", "build-std=core"]);
+    Ok(cargo)
+}
+
+fn build_dir() -> PathBuf {
+    target_dir().join("bpf-build")
+}
+
+/// Clippy over the programs as they are built for the kernel.
+///
+/// # Errors
+/// When no toolchain is found or something is found.
+pub(crate) fn lint() -> anyhow::Result<()> {
+    let status = cargo(true)?.status().context("cannot run cargo for the BPF programs")?;
+    if status.success() { Ok(()) } else { bail!("clippy of the BPF programs (see above)") }
+}
+
+/// Builds the programs and puts the object at [`object_path`].
+///
+/// # Errors
+/// When no toolchain is found (the message says what to install) or the build fails.
+pub(crate) fn build() -> anyhow::Result<PathBuf> {
+    let build_dir = build_dir();
+    let status = cargo(false)?.status().context("cannot run cargo for the BPF programs")?;
     if !status.success() {
         bail!("the BPF programs do not build (see above)");
     }
@@ -118,6 +147,9 @@ pub(crate) struct Args {
     /// Load the programs (root) and print what each costs; fails beyond half of the verifier's limit.
     #[arg(long)]
     stats: bool,
+    /// Clippy over the programs for their own target.
+    #[arg(long)]
+    lint: bool,
 }
 
 /// `cargo xtask bpf`.
@@ -125,6 +157,9 @@ pub(crate) struct Args {
 /// # Errors
 /// As [`build`], or when a program does not keep its budget.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    if args.lint {
+        return lint();
+    }
     build()?;
     if args.stats {
         let package = "flowloom-tests-netns";

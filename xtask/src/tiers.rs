@@ -77,6 +77,7 @@ fn unit() -> Result<()> {
 /// Programs, maps and namespaces of the real kernel.
 fn kernel() -> Result<()> {
     root_needed()?;
+    bpf::lint()?;
     bpf::build()?;
     cargo_test(&["-p", "flowloom-tests-netns"])
 }
