@@ -70,7 +70,8 @@ pub struct DocumentStatus {
 #[must_use]
 pub fn digest(document: &[u8], lock: Option<&[u8]>) -> String {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
-    let eat = |hash: u64, bytes: &[u8]| bytes.iter().fold(hash, |h, b| (h ^ u64::from(*b)).wrapping_mul(PRIME));
+    let eat =
+        |hash: u64, bytes: &[u8]| bytes.iter().fold(hash, |h, b| (h ^ u64::from(*b)).wrapping_mul(PRIME));
     let mut hash = 0xcbf2_9ce4_8422_2325;
     for part in [Some(document), lock] {
         let length = part.map_or(u64::MAX, |p| p.len() as u64);
@@ -85,7 +86,12 @@ mod tests {
 
     #[test]
     fn a_digest_tells_contents_and_their_border_apart() {
-        let all = [digest(b"ab", Some(b"c")), digest(b"a", Some(b"bc")), digest(b"abc", None), digest(b"abc", Some(b""))];
+        let all = [
+            digest(b"ab", Some(b"c")),
+            digest(b"a", Some(b"bc")),
+            digest(b"abc", None),
+            digest(b"abc", Some(b"")),
+        ];
         let distinct: std::collections::BTreeSet<_> = all.iter().collect();
         assert_eq!(distinct.len(), all.len());
         assert_eq!(digest(b"ab", Some(b"c")), all[0]);
