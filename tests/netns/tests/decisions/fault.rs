@@ -35,13 +35,15 @@ pub(crate) enum Fault {
     VpcNotInConntrackKey,
     /// Tables: the default VPC's peers are everyone's.
     VpcNotInPeerKey,
+    /// Tables: decisions about an address that nobody has are kept, although its next owner bumps no generation.
+    NobodyRemembered,
     /// Tables: the receiver's policy allows what its sender's policy allowed.
     ReceiverNotAsked,
 }
 
 impl Fault {
     /// Every fault.
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::PortByteOrder,
         Self::PortPrefixOffByOne,
         Self::CidrPrefixOffByOne,
@@ -55,6 +57,7 @@ impl Fault {
         Self::ReplyAsNew,
         Self::VpcNotInConntrackKey,
         Self::VpcNotInPeerKey,
+        Self::NobodyRemembered,
         Self::ReceiverNotAsked,
     ];
 

@@ -17,7 +17,8 @@ use flowloom_testkit::{Bpffs, Ns};
 use crate::fault::Fault;
 use crate::tables::{Compiled, timeless};
 
-const DEVICES: usize = 96;
+/// Enough for the endpoints of two batches, the old and the new.
+const DEVICES: usize = 220;
 /// The default VPC's number in every batch.
 pub(crate) const DEFAULT_VPC: u32 = 1;
 

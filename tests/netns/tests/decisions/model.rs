@@ -224,15 +224,13 @@ impl Ground<'_> {
         from_host: bool,
     ) -> Judged {
         let always = self.world.endpoints.get(endpoint).map(|e| e.allow_localhost);
-        let decision = if from_host
-            && direction == Direction::Ingress
-            && always == Some(AllowLocalhost::Always)
-        {
-            Decision { verdict: Verdict::Allow, rule: None, tier: None, log: false, stateful: true }
-        } else {
-            let packet = oracle::Packet { peer, protocol, port };
-            oracle::decide(self.world, self.node, endpoint, direction, packet)
-        };
+        let decision =
+            if from_host && direction == Direction::Ingress && always == Some(AllowLocalhost::Always) {
+                Decision { verdict: Verdict::Allow, rule: None, tier: None, log: false, stateful: true }
+            } else {
+                let packet = oracle::Packet { peer, protocol, port };
+                oracle::decide(self.world, self.node, endpoint, direction, packet)
+            };
         Judged { endpoint: endpoint.clone(), direction, decision }
     }
 
@@ -261,7 +259,7 @@ impl Ground<'_> {
             }
             (Shape::Icmp(..), _) => Some(false),
             (Shape::Echo { reply }, held) => match held {
-                Some(_) if reply == !original => None,
+                Some(_) if reply != original => None,
                 Some(_) => Some(false),
                 None => Some(!reply),
             },
@@ -379,9 +377,9 @@ impl Run<'_> {
         if self.nowhere(nowhere) {
             return false;
         }
-        self.receiver.clone().is_none_or(|key| {
-            self.side(connection, &key, second, self.probe.src.0, original)
-        })
+        self.receiver
+            .clone()
+            .is_none_or(|key| self.side(connection, &key, second, self.probe.src.0, original))
     }
 
     /// One endpoint's side of a connection.

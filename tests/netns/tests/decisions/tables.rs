@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use flowloom_bpf_abi::{
     Addr, AddressKey, AddressRecord, CtEntry, CtKey, DropKey, EndpointRecord, Event, FragKey, FragValue,
     NodeConfig, PeerKey, PeerRecord, PolicyKey, PolicyValue, QuotaKey, RateKey, VpcRecord, address_flags,
-    ct_flags, identity, verdict, vpc_flags,
+    ct_flags, identity, peer_flags, verdict, vpc_flags,
 };
 use flowloom_bpf_logic::fake::FakeFrame;
 use flowloom_bpf_logic::{
@@ -218,8 +218,13 @@ impl Tables for &Compiled {
 
     fn peer(self, key: &PeerKey) -> Option<&'static PeerRecord> {
         let vpc = if self.has(Fault::VpcNotInPeerKey) { 1 } else { key.vpc };
-        let longest = self.peers.iter().rev();
-        longest.into_iter().find_map(|(bits, peers)| peers.get(&(vpc, masked(key.addr, *bits))).copied())
+        let mut longest_first = self.peers.iter().rev();
+        let found =
+            longest_first.find_map(|(bits, peers)| peers.get(&(vpc, masked(key.addr, *bits))).copied())?;
+        if self.has(Fault::NobodyRemembered) {
+            return Some(leak(PeerRecord { flags: found.flags & !peer_flags::UNASSIGNED, ..*found }));
+        }
+        Some(found)
     }
 
     fn vpc(self, id: u32) -> Option<&'static VpcRecord> {
@@ -237,15 +242,13 @@ impl Tables for &Compiled {
     /// The compiler's lookup decides between the identity and anyone; the logic around it compares once more and finds the same.
     fn policy(self, slot: u32, key: &PolicyKey) -> Option<&'static PolicyValue> {
         let entries = self.entries.get(&slot)?;
-        let asked = |identity: u32| {
-            lookup(entries, Identity(identity), key.protocol, u16::from_be_bytes(key.port))
-        };
+        let asked =
+            |identity: u32| lookup(entries, Identity(identity), key.protocol, u16::from_be_bytes(key.port));
         let mut value = asked(key.identity)?;
         if self.has(Fault::AnyIdentityIgnored) && key.identity != identity::ANY {
             let own: PolicyEntries =
                 entries.iter().filter(|(k, _)| k.identity == key.identity).map(|(k, v)| (*k, *v)).collect();
-            let exact =
-                lookup(&own, Identity(key.identity), key.protocol, u16::from_be_bytes(key.port));
+            let exact = lookup(&own, Identity(key.identity), key.protocol, u16::from_be_bytes(key.port));
             value = exact.map_or(value, |exact| PolicyValue { precedence: u32::MAX, ..exact });
         }
         if self.has(Fault::ReceiverNotAsked) && self.ingress.contains(&slot) {

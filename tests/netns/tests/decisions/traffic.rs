@@ -19,6 +19,8 @@ pub(crate) struct Flow {
     /// For ICMP: what the originator sends.
     first: Option<(u8, u8)>,
     sent: u32,
+    /// Its last packet did not pass.
+    pub(crate) refused: bool,
 }
 
 /// Destinations and sources that policy is asked about at all (others are refused by the guards, which have tests of their own).
@@ -78,6 +80,7 @@ pub(crate) fn flow(ground: &Ground<'_>, world: &World, rng: &mut Rng) -> Option<
         responder: (responder, ports.1),
         first,
         sent: 0,
+        refused: false,
     })
 }
 
@@ -86,7 +89,26 @@ impl Flow {
     pub(crate) fn elsewhere(&self, vpc: &VpcName, ground: &Ground<'_>) -> Option<Self> {
         let local = |ip| matches!(ground.place(vpc, ip), Place::Local(_));
         let there = self.vpc != *vpc && (local(self.origin.0) || local(self.responder.0));
-        there.then(|| Self { vpc: vpc.clone(), sent: 0, ..self.clone() })
+        there.then(|| Self { vpc: vpc.clone(), sent: 0, refused: false, ..self.clone() })
+    }
+
+    /// Its two addresses.
+    pub(crate) fn ends(&self) -> [IpAddr; 2] {
+        [self.origin.0, self.responder.0]
+    }
+
+    /// The packet that begins it, and whether the other end can be made to answer.
+    pub(crate) fn opening(&self, ground: &Ground<'_>) -> Option<(Probe, bool)> {
+        let (src, dst) = (self.origin, self.responder);
+        let via = ground.via(&self.vpc, src.0, dst.0)?;
+        let shape = match (self.protocol, self.first) {
+            (6, _) => Shape::Tcp(tcp::SYN),
+            (1 | 58, Some((kind, code))) if src.1 == 0 => Shape::Icmp(kind, code),
+            (1 | 58, _) => Shape::Echo { reply: false },
+            _ => Shape::Plain,
+        };
+        let answers = ground.via(&self.vpc, dst.0, src.0).is_some();
+        Some((Probe { vpc: self.vpc.clone(), via, protocol: self.protocol, src, dst, shape }, answers))
     }
 
     /// Its next packet: in either direction, as far as the ends' places allow.
