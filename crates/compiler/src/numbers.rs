@@ -105,7 +105,7 @@ impl Numbers {
         self.endpoints.number(key).map(EndpointId)
     }
 
-    /// The last revision an endpoint was compiled to.
+    /// The revision an endpoint of the last plan was compiled to.
     #[must_use]
     pub fn revision_of(&self, key: &EndpointKey) -> Option<u32> {
         self.revisions.get(&self.endpoints.number(key)?).map(|r| r.revision)
@@ -149,6 +149,8 @@ impl Numbers {
         let mut changed = self.identities.settle(plan.identities.keys().map(|n| n.0), epoch);
         changed |= self.slots.settle(plan.policies.keys().map(|n| n.0), epoch);
         changed |= self.rules.settle(plan.rules.keys().map(|n| n.0), epoch);
+        // Who comes back is decided about anew, also where its VPC went with it and counts generations from 1 again.
+        self.revisions.retain(|id, _| endpoints.contains(id));
         changed |= self.endpoints.settle(endpoints.into_iter(), epoch);
         if changed {
             self.epoch = epoch;

@@ -80,6 +80,20 @@ fn revisions_grow_with_slots_only() {
     assert_eq!(four.ingress_slot, one.ingress_slot, "the same facts, the same number");
 }
 
+/// It came back with the revision it had, and its VPC with generation 1: connections of the time before were current.
+#[test]
+fn an_endpoint_that_comes_back_has_a_new_revision() {
+    let mut sample = sample();
+    let before = sample.compile().plan;
+    let endpoint = sample.world.endpoints.remove(&key("e")).unwrap();
+    sample.compile();
+    sample.world.endpoints.insert(key("e"), endpoint);
+    let after = sample.compile().plan;
+    let (before, after) = (&before.endpoints[&key("e")], &after.endpoints[&key("e")]);
+    assert_eq!((before.id, before.egress_slot), (after.id, after.egress_slot));
+    assert!(after.revision > before.revision, "{} after {}", after.revision, before.revision);
+}
+
 #[test]
 fn every_endpoint_number_in_use_is_a_condition_for_the_next() {
     let mut sample = Sample::new();
