@@ -63,7 +63,9 @@ impl Handle {
         {
             let mut m = filter(link, minor);
             m.attributes.push(TcAttribute::Options(vec![
-                TcOption::Bpf(TcFilterBpfOption::ProgFd(u32::try_from(program.as_raw_fd()).unwrap_or(u32::MAX))),
+                TcOption::Bpf(TcFilterBpfOption::ProgFd(
+                    u32::try_from(program.as_raw_fd()).unwrap_or(u32::MAX),
+                )),
                 TcOption::Bpf(TcFilterBpfOption::ProgName(name.to_owned())),
                 TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
             ]));
