@@ -536,8 +536,8 @@ fn every_planted_fault_is_found() {
         let mut lab = Lab::open().expect("datapath");
         for fault in Fault::ALL {
             lab.plant(fault).expect("plant");
-            let (shares, found) = run(&mut lab, seed, 600, false).expect("run");
-            let Some(found) = found else { panic!("{fault:?} was not found in 600 worlds") };
+            let (shares, found) = run(&mut lab, seed, 2000, false).expect("run");
+            let Some(found) = found else { panic!("{fault:?} was not found in 2000 worlds") };
             println!("{fault:?}: found in world {} after {} decisions", found.world, shares.decisions);
         }
     })
