@@ -152,7 +152,7 @@ fn cargo_test(args: &[&str]) -> Result<()> {
 }
 
 fn test_command(args: &[&str]) -> Command {
-    let mut command = run::command(&run::cargo(), &["test", "--locked", "--quiet"]);
+    let mut command = run::command(&run::cargo(), &["test", "--locked", "--quiet", "--no-fail-fast"]);
     command.args(args).env("FLOWLOOM_BIN_DIR", bin_dir());
     command
 }

@@ -56,6 +56,9 @@ fn no_packet_is_lost_while_the_agent_dies_and_another_build_takes_over() -> Resu
         ids.iter().filter(|(p, _)| p.iter().any(|c| c == "links")).map(|(p, id)| (p.clone(), *id)).collect()
     };
     assert_eq!(links(&before), links(&now));
+    let rows = other.view().conntrack(&CtFilter { port: Some(8000), ..CtFilter::default() }, 10)?;
+    assert_eq!(rows.len(), 1, "{rows:?}");
+    assert!(rows[0].established && rows[0].responder.packets > 0);
     let report = flow.stop();
     assert_eq!(report.error, None);
     // A retransmission would take 200 ms at least.
@@ -65,9 +68,6 @@ fn no_packet_is_lost_while_the_agent_dies_and_another_build_takes_over() -> Resu
         lost if lost.is_empty() => Ok(()),
         lost => Err(format!("{} of {sent} lost: {:?}", lost.len(), &lost[..lost.len().min(10)])),
     });
-    let rows = other.view().conntrack(&CtFilter { port: Some(8000), ..CtFilter::default() }, 10)?;
-    assert_eq!(rows.len(), 1, "{rows:?}");
-    assert!(rows[0].established && rows[0].responder.packets > 0);
     assert!(other.view().traffic(EndpointId(1))?.egress.packets > sent);
     Ok(())
 }
