@@ -46,3 +46,6 @@ pub const PROTOCOL: u8 = 0xf1;
 
 /// How the alias of every link that flowloom made begins.
 pub const ALIAS_PREFIX: &str = "flowloom:";
+/// Link group of what flowloom makes. The kernel takes it at creation, the alias only afterwards: a process that dies in between leaves a link that
+/// is known by its group.
+pub const LINK_GROUP: u32 = 0xf10e;

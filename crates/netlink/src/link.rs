@@ -7,12 +7,12 @@ use netlink_packet_route::link::{
 };
 use nix::errno::Errno;
 
-use crate::ALIAS_PREFIX;
 use crate::error::{Action, Error, Result};
 use crate::handle::Handle;
 use crate::socket::Request;
 use crate::types::{IfIndex, LinkName, Mac};
 use crate::vxlan::VxlanInfo;
+use crate::{ALIAS_PREFIX, LINK_GROUP};
 
 /// Link groups from here on are used while several links are deleted together.
 const GROUPS: u32 = 0xf10e_0000;
@@ -36,6 +36,8 @@ pub struct Link {
     pub running: bool,
     /// Its alias, flowloom's mark when it begins with [`ALIAS_PREFIX`].
     pub alias: Option<String>,
+    /// Its group, [`LINK_GROUP`] when flowloom made it.
+    pub group: u32,
     /// `veth`, `vxlan`, `bridge` ..., none for hardware and loopback.
     pub kind: Option<String>,
     /// veth: the other end's index, in *its* namespace.
@@ -54,7 +56,7 @@ impl Link {
     /// Whether flowloom made it.
     #[must_use]
     pub fn is_ours(&self) -> bool {
-        self.alias.as_deref().is_some_and(|a| a.starts_with(ALIAS_PREFIX))
+        self.group == LINK_GROUP || self.alias.as_deref().is_some_and(|a| a.starts_with(ALIAS_PREFIX))
     }
 
     pub(crate) fn from_message(m: &LinkMessage) -> Self {
@@ -67,6 +69,7 @@ impl Link {
             carrier: m.header.flags.contains(LinkFlags::LowerUp),
             running: m.header.flags.contains(LinkFlags::Running),
             alias: None,
+            group: 0,
             kind: None,
             peer: None,
             peer_elsewhere: false,
@@ -80,6 +83,7 @@ impl Link {
                 LinkAttribute::Address(b) => link.mac = Mac::from_slice(b),
                 LinkAttribute::Mtu(n) => link.mtu = *n,
                 LinkAttribute::IfAlias(s) => link.alias = Some(s.clone()),
+                LinkAttribute::Group(n) => link.group = *n,
                 LinkAttribute::Link(i) => link.peer = Some(IfIndex(*i)),
                 LinkAttribute::LinkNetNsId(_) => link.peer_elsewhere = true,
                 LinkAttribute::Controller(i) => link.master = Some(IfIndex(*i)),

@@ -66,6 +66,9 @@ impl Handle {
         }
         let mut near = LinkMessage::default();
         end(&mut near, spec, spec.near);
+        if spec.alias.is_some_and(|a| a.starts_with(crate::ALIAS_PREFIX)) {
+            near.attributes.push(LinkAttribute::Group(crate::LINK_GROUP));
+        }
         near.attributes.push(LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Veth),
             LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(far))),

@@ -102,6 +102,7 @@ impl Handle {
         let mut m = LinkMessage::default();
         m.attributes.push(LinkAttribute::IfName(spec.name.to_string()));
         m.attributes.push(LinkAttribute::Mtu(spec.mtu));
+        m.attributes.push(LinkAttribute::Group(crate::LINK_GROUP));
         m.attributes.extend(spec.mac.map(|mac| LinkAttribute::Address(mac.0.to_vec())));
         m.attributes.push(LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Vxlan),

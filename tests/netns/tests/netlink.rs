@@ -430,3 +430,29 @@ fn a_namespace_in_a_configured_directory_comes_and_goes_and_a_leftover_file_is_n
     assert_eq!(Netns::of_pid(std::process::id())?.id()?, Netns::current()?.id()?);
     Ok(())
 }
+
+#[test]
+fn a_link_whose_maker_died_before_it_was_named_was_taken_for_somebody_elses() -> Result<()> {
+    let node = Ns::new("node")?;
+    let (near, far) = (LinkName::new("ours")?, LinkName::new("far")?);
+    let alias = format!("{}test", flowloom_netlink::ALIAS_PREFIX);
+    let mut handle = node.handle()?;
+    let spec = VethSpec {
+        near: VethEnd { name: &near, mac: None },
+        far: VethEnd { name: &far, mac: None },
+        far_netns: None,
+        mtu: 1500,
+        alias: Some(&alias),
+        near_addr_gen_none: false,
+        near_up: false,
+        queues: None,
+    };
+    handle.create_veth(&spec)?;
+    // What the kernel holds between the two requests of the creation.
+    node.exec_ok(&["ip", "link", "set", "ours", "alias", ""])?;
+    let link = handle.expect_link(&near)?;
+    assert!(link.alias.is_none() && link.is_ours(), "{link:?}");
+    assert!(!handle.expect_link(&far)?.is_ours());
+    assert!(handle.delete_our_link(&near)?);
+    Ok(())
+}
