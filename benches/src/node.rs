@@ -249,67 +249,40 @@ fn cni(effort: Effort) -> Result<Vec<Measure>> {
     }
     let mut measures = Vec::new();
     for (i, (name, _)) in plugins.iter().enumerate().skip(1) {
-        measures.push(against(
-            "CNI",
-            "ADD alone",
-            "ms",
-            &alone[0].add,
-            name,
-            &alone[i].add,
-            Goal::AtMost(0.5),
-        ));
-        measures.push(against(
-            "CNI",
-            "DEL alone",
-            "ms",
-            &alone[0].del,
-            name,
-            &alone[i].del,
-            Goal::AtMost(0.9),
-        ));
-        measures.push(against(
-            "CNI",
-            "ADD, 16 at once, each",
-            "ms",
-            &parallel[0].add,
-            name,
-            &parallel[i].add,
-            Goal::AtMost(0.5),
-        ));
-        measures.push(against(
-            "CNI",
-            "DEL, 16 at once, each",
-            "ms",
-            &parallel[0].del,
-            name,
-            &parallel[i].del,
-            Goal::AtMost(0.7),
-        ));
+        for (what, ours, theirs, goal) in [
+            ("ADD alone", &alone[0].add, &alone[i].add, 0.5),
+            ("DEL alone", &alone[0].del, &alone[i].del, 0.9),
+            ("ADD, 16 at once, each", &parallel[0].add, &parallel[i].add, 0.5),
+            ("DEL, 16 at once, each", &parallel[0].del, &parallel[i].del, 0.7),
+        ] {
+            measures.push(against("CNI", what, "ms", ours, name, theirs, Goal::AtMost(goal)));
+        }
     }
     Ok(measures)
 }
 
-/// Nodes that exist in the document only.
-fn far_nodes() -> Value {
-    (0..5)
+/// `local` endpoints of this node, which share the group, and as many on nodes that exist in the document only as make `all`.
+fn crowd(document: &mut Document, local: u32, all: u32) {
+    let far: Value = (0..5)
         .map(|i| json!({"name": format!("far{i}"), "addresses": [format!("198.51.100.{}", 100 + i)]}))
-        .collect()
+        .collect();
+    let endpoints: Value = (0..all)
+        .map(|i| {
+            let (node, groups) =
+                if i < local { ("n1".to_owned(), json!(["bench"])) } else { (format!("far{}", i % 5), json!([])) };
+            json!({"vpc": "red", "name": format!("e{i}"), "subnet": "app", "node": node, "security_groups": groups,
+                   "ip": format!("10.1.{}.{}", 16 + i / 250, 1 + i % 250), "labels": {"role": format!("r{}", i % 50)}})
+        })
+        .collect();
+    document.add("nodes", far);
+    document.add("endpoints", endpoints);
 }
 
 /// From a document on disk to the agent's word that the datapath enforces it; the allocator's own run is not part of it.
 fn changes(effort: Effort) -> Result<Vec<Measure>> {
     let lab = Lab::builder().nodes(1).start()?;
     let mut doc = document(&lab, "n1", 100);
-    let many: Vec<Value> = (0..10_000u32)
-        .map(|i| {
-            let local = i < 100;
-            json!({"vpc": "red", "name": format!("e{i}"), "subnet": "app", "node": if local { "n1".to_owned() } else { format!("far{}", i % 5) },
-                   "ip": format!("10.1.{}.{}", 16 + i / 250, 1 + i % 250), "security_groups": if local { json!(["bench"]) } else { json!([]) },
-                   "labels": {"role": format!("r{}", i % 50)}})
-        })
-        .collect();
-    doc.add("endpoints", Value::Array(many));
-    doc.add("nodes", far_nodes());
+    crowd(&mut doc, 100, 10_000);
     doc.rules("red", "bench")?
         .push(json!({"id": "by-label", "priority": 9000, "direction": "ingress", "protocol": "tcp",
         "remote_endpoint_selector": {"role": "r7"}, "ports": [{"from": 80, "to": 80}], "action": "allow"}));
@@ -351,15 +324,7 @@ fn changes(effort: Effort) -> Result<Vec<Measure>> {
 fn footprint(_effort: Effort) -> Result<Vec<Measure>> {
     let mut lab = Lab::builder().nodes(1).start()?;
     let mut doc = document(&lab, "n1", 100);
-    let many: Vec<Value> = (0..10_250u32)
-        .map(|i| {
-            let local = i < 250;
-            json!({"vpc": "red", "name": format!("e{i}"), "subnet": "app", "node": if local { "n1".to_owned() } else { format!("far{}", i % 5) },
-                   "ip": format!("10.1.{}.{}", 16 + i / 250, 1 + i % 250), "security_groups": ["bench"], "labels": {"role": format!("r{}", i % 50)}})
-        })
-        .collect();
-    doc.add("endpoints", Value::Array(many));
-    doc.add("nodes", far_nodes());
+    crowd(&mut doc, 250, 10_250);
     lab.apply(&doc)?;
     let agent = lab.agents.first_mut().context("no agent")?;
     let start = Instant::now();
