@@ -1,6 +1,6 @@
 //! `bench node`: what a node costs, against the kernel's own forwarding and the reference plugins.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -91,11 +91,20 @@ fn document(lab: &Lab, second: &str, rules: usize) -> Document {
         .with("security_groups", group(rules))
 }
 
+/// Where every contender's server listens.
+const PORT: u16 = 5201;
+
 struct Contender<'a> {
     name: &'static str,
     client: &'a Netns,
     server: &'a Netns,
     address: SocketAddr,
+}
+
+impl<'a> Contender<'a> {
+    fn new(name: &'static str, client: &'a Netns, server: &'a Netns, address: IpAddr) -> Self {
+        Self { name, client, server, address: SocketAddr::new(address, PORT) }
+    }
 }
 
 /// Rate and CPU per operation of every load, ours against each peer, interleaved.
@@ -149,26 +158,10 @@ fn same_node(effort: Effort) -> Result<Vec<Measure>> {
     lab.apply(&document(&lab, "n1", 100))?;
     let (client, server) = (lab.workload("red/client")?, lab.workload("red/server")?);
     let (routed, bridged) = (peers::routed()?, peers::bridged()?);
-    let port = 5201;
     let contenders = [
-        Contender {
-            name: "flowloom",
-            client: &client.netns,
-            server: &server.netns,
-            address: SocketAddr::new(server.ip(4)?, port),
-        },
-        Contender {
-            name: "kernel-routed veth, no policy",
-            client: &routed.client,
-            server: &routed.server,
-            address: SocketAddr::new(routed.address, port),
-        },
-        Contender {
-            name: "bridge, no policy",
-            client: &bridged.client,
-            server: &bridged.server,
-            address: SocketAddr::new(bridged.address, port),
-        },
+        Contender::new("flowloom", &client.netns, &server.netns, server.ip(4)?),
+        Contender::new("kernel-routed veth, no policy", &routed.client, &routed.server, routed.address),
+        Contender::new("bridge, no policy", &bridged.client, &bridged.server, bridged.address),
     ];
     traffic("same node, 100 rules", &contenders, effort)
 }
@@ -178,20 +171,9 @@ fn across_nodes(effort: Effort) -> Result<Vec<Measure>> {
     lab.apply(&document(&lab, "n2", 100))?;
     let (client, server) = (lab.workload("red/client")?, lab.workload("red/server")?);
     let vxlan = peers::vxlan()?;
-    let port = 5201;
     let contenders = [
-        Contender {
-            name: "flowloom",
-            client: &client.netns,
-            server: &server.netns,
-            address: SocketAddr::new(server.ip(4)?, port),
-        },
-        Contender {
-            name: "kernel VXLAN and bridge, no policy",
-            client: &vxlan.client,
-            server: &vxlan.server,
-            address: SocketAddr::new(vxlan.address, port),
-        },
+        Contender::new("flowloom", &client.netns, &server.netns, server.ip(4)?),
+        Contender::new("kernel VXLAN and bridge, no policy", &vxlan.client, &vxlan.server, vxlan.address),
     ];
     traffic("across nodes, 100 rules", &contenders, effort)
 }

@@ -40,6 +40,22 @@ impl Document {
         }
     }
 
+    /// Two tenants, `red` and `blue`, with a subnet and the endpoints `a` (host 10) and `b` (host 20) each: same names, same addresses.
+    #[must_use]
+    pub fn with_two_tenants(
+        self,
+        subnet: impl Fn(&str) -> Value,
+        endpoint: impl Fn(&str, &str, u8) -> Value,
+    ) -> Self {
+        let mut document = self;
+        for vpc in ["red", "blue"] {
+            document.add("vpcs", json!({"name": vpc}));
+            document.add("subnets", subnet(vpc));
+            document.add("endpoints", json!([endpoint(vpc, "a", 10), endpoint(vpc, "b", 20)]));
+        }
+        document
+    }
+
     fn object(&mut self, kind: &str, vpc: &str, name: &str) -> Result<&mut Value> {
         self.0[kind]
             .as_array_mut()

@@ -21,18 +21,7 @@ const PORT: u16 = 7000;
 fn document(lab: &Lab) -> Document {
     let endpoint = |vpc: &str, name: &str, host: u8| json!({"vpc": vpc, "name": name, "subnet": "app", "node": "n1", "ips": [format!("10.1.0.{host}")]});
     let subnet = |vpc: &str| json!({"vpc": vpc, "name": "app", "cidr": "10.1.0.0/24"});
-    lab.empty_document()
-        .with("vpcs", json!([{"name": "red"}, {"name": "blue"}]))
-        .with("subnets", json!([subnet("red"), subnet("blue")]))
-        .with(
-            "endpoints",
-            json!([
-                endpoint("red", "a", 10),
-                endpoint("red", "b", 20),
-                endpoint("blue", "a", 10),
-                endpoint("blue", "b", 20)
-            ]),
-        )
+    lab.empty_document().with_two_tenants(subnet, endpoint)
 }
 
 fn connect(from: &Workload, to: SocketAddr) -> Result<TcpClient> {

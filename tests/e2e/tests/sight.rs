@@ -29,17 +29,7 @@ fn document(lab: &Lab) -> Document {
     };
     let subnet = |vpc: &str| json!({"vpc": vpc, "name": "app", "cidrs": ["10.1.0.0/24", "fd10:1::/64"]});
     lab.empty_document()
-        .with("vpcs", json!([{"name": "red"}, {"name": "blue"}]))
-        .with("subnets", json!([subnet("red"), subnet("blue")]))
-        .with(
-            "endpoints",
-            json!([
-                endpoint("red", "a", 10),
-                endpoint("red", "b", 20),
-                endpoint("blue", "a", 10),
-                endpoint("blue", "b", 20)
-            ]),
-        )
+        .with_two_tenants(subnet, endpoint)
         .with("security_groups", json!([vpc("red"), vpc("blue")]))
 }
 
