@@ -16,6 +16,7 @@ mod maps;
 mod pod;
 mod policy;
 mod reason;
+mod service;
 
 pub use addr::{Addr, FAMILY_V4, FAMILY_V6, V4_PREFIX_BITS};
 pub use conntrack::*;
@@ -23,6 +24,7 @@ pub use event::*;
 pub use maps::*;
 pub use policy::*;
 pub use reason::*;
+pub use service::*;
 
 /// Version of everything in this crate; part of the pin path (`<pin_root>/v<ABI_VERSION>/`).
 pub const ABI_VERSION: u32 = 1;

@@ -15,6 +15,7 @@ mod plan;
 mod policy;
 mod ports;
 mod questions;
+mod services;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -32,4 +33,5 @@ pub use numbers::Numbers;
 pub use ops::*;
 pub use plan::*;
 pub use policy::*;
+pub use services::*;
 pub use spec::*;

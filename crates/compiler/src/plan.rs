@@ -177,6 +177,8 @@ pub struct NodePlan {
     pub rules: BTreeMap<RuleId, RuleRef>,
     /// Facts of the identities in use, from 256. Reserved numbers (`flowloom_bpf_abi::identity`) are not listed: they mean the same in every VPC.
     pub identities: BTreeMap<Identity, Arc<IdentityFacts>>,
+    /// Services.
+    pub services: crate::ServicePlan,
 }
 
 impl NodePlan {

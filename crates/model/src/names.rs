@@ -96,6 +96,33 @@ name_type!(
     /// A named port.
     PortName
 );
+name_type!(
+    /// A load balancer, unique in its VPC.
+    ServiceName
+);
+
+/// A name made of parts that were checked elsewhere (`namespace`, `pod`): joined by dots, lower case, other characters as `-`. What does not
+/// fit 63 characters keeps its beginning and gets a hash of the whole, so that different parts stay different names.
+#[must_use]
+pub fn joined(parts: &[&str]) -> String {
+    let whole = parts.join(".");
+    let clean: String = whole
+        .chars()
+        .map(|c| c.to_ascii_lowercase())
+        .map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.' || c == '-' { c } else { '-' })
+        .collect();
+    let trimmed = clean.trim_matches(['.', '-']);
+    if trimmed == whole && trimmed.len() <= 63 {
+        return whole;
+    }
+    // FNV-1a, 64 bits: the same in every version and on every node.
+    let hash = whole
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    let kept: String = trimmed.chars().take(50).collect();
+    let kept = kept.trim_end_matches(['.', '-']);
+    if kept.is_empty() { format!("{:012x}", hash >> 16) } else { format!("{kept}-{:012x}", hash >> 16) }
+}
 
 /// The VPC whose traffic may use the host's stack, and the one CNI attachments get when they name none.
 pub const DEFAULT_VPC: &str = "default";
@@ -170,5 +197,25 @@ impl From<Vni> for u32 {
 impl fmt::Display for Vni {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn joined_names_are_legal_and_stay_different() {
+        assert_eq!(joined(&["shop", "web-0"]), "shop.web-0");
+        let long = "a".repeat(253);
+        for parts in
+            [&["shop", long.as_str()][..], &["shop", "Web_0"], &["", ""], &["---"], &[""], &["é", "x"]]
+        {
+            let name = joined(parts);
+            assert!(EndpointName::new(&name).is_ok(), "{parts:?} became {name:?}");
+        }
+        let other = format!("{long}b");
+        assert_ne!(joined(&["shop", &long]), joined(&["shop", &other]));
+        assert_ne!(joined(&["shop", "Web"]), joined(&["shop", "web"]));
     }
 }

@@ -8,8 +8,8 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CidrGroupName, EndpointKey, EndpointName, GroupName, Mac, NodeName, PortName, RuleName, SubnetName, Vni,
-    VpcName,
+    CidrGroupName, EndpointKey, EndpointName, GroupName, Mac, NodeName, PortName, RuleName, Service,
+    ServiceName, SubnetName, Vni, VpcName,
 };
 
 /// Labels of an endpoint.
@@ -30,6 +30,8 @@ pub struct World {
     pub security_groups: BTreeMap<(VpcName, GroupName), SecurityGroup>,
     /// CIDR groups.
     pub cidr_groups: BTreeMap<(VpcName, CidrGroupName), CidrGroup>,
+    /// Load balancers.
+    pub services: BTreeMap<(VpcName, ServiceName), Service>,
 }
 
 /// A host that runs an agent.
