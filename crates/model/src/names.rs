@@ -112,7 +112,7 @@ pub fn joined(parts: &[&str]) -> String {
         .map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.' || c == '-' { c } else { '-' })
         .collect();
     let trimmed = clean.trim_matches(['.', '-']);
-    if trimmed == whole && trimmed.len() <= 63 {
+    if trimmed == whole && (1..=63).contains(&trimmed.len()) {
         return whole;
     }
     // FNV-1a, 64 bits: the same in every version and on every node.
