@@ -80,7 +80,7 @@ pub struct CtEntry {
     pub state: u8,
     /// [`ct_routes`].
     pub routes: u8,
-    /// Index of the service translation, 0 = none (services come later).
+    /// [`crate::ServiceRecord::service`] that the originator asked for, 0 = it named the responder itself.
     pub rev_nat: u32,
     /// Address the originator meant before translation.
     pub nat_addr: Addr,

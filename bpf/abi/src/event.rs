@@ -75,6 +75,22 @@ pub mod hook {
     pub const FROM_UPLINK: u8 = 5;
     /// TCX egress of an uplink.
     pub const TO_UPLINK: u8 = 6;
+    /// `connect` of an IPv4 socket (cgroup v2).
+    pub const CONNECT4: u8 = 7;
+    /// `connect` of an IPv6 socket.
+    pub const CONNECT6: u8 = 8;
+    /// `sendmsg` with an address, IPv4.
+    pub const SENDMSG4: u8 = 9;
+    /// `sendmsg` with an address, IPv6.
+    pub const SENDMSG6: u8 = 10;
+    /// `recvmsg` that asks for the sender, IPv4.
+    pub const RECVMSG4: u8 = 11;
+    /// `recvmsg` that asks for the sender, IPv6.
+    pub const RECVMSG6: u8 = 12;
+    /// `getpeername`, IPv4.
+    pub const GETPEERNAME4: u8 = 13;
+    /// `getpeername`, IPv6.
+    pub const GETPEERNAME6: u8 = 14;
 }
 
 /// Marks on `skb->mark`; the kernel scrubs them when a packet changes its namespace.
@@ -146,4 +162,6 @@ pub mod trace_step {
     pub const DELIVER: u32 = 12;
     /// Conntrack decision was current: a = direction, b = rule.
     pub const CURRENT: u32 = 13;
+    /// A service's backend: a = service, b = list, c = last four bytes of the backend's address, read as a big-endian number.
+    pub const SERVICE: u32 = 14;
 }

@@ -40,13 +40,29 @@ pub mod map_name {
     pub const RATES: &str = "fl_rates";
     /// One [`super::NodeConfig`] (array).
     pub const CONFIG: &str = "fl_config";
+    /// (vpc, address, port, protocol, scope) -> [`crate::ServiceRecord`] (hash).
+    pub const SERVICES: &str = "fl_services";
+    /// (list, place) -> [`crate::BackendRecord`] (hash).
+    pub const BACKENDS: &str = "fl_backends";
+    /// (list, address, port) -> [`crate::MemberRecord`] (hash).
+    pub const MEMBERS: &str = "fl_members";
+    /// (service, client) -> [`crate::AffinityValue`] (LRU hash).
+    pub const AFFINITY: &str = "fl_affinity";
+    /// LPM (service, prefix) -> u32, who may use it.
+    pub const SRV_RANGES: &str = "fl_srv_ranges";
+    /// Translations of sockets (LRU hash).
+    pub const SOCKETS: &str = "fl_sockets";
+    /// Cookie of a network namespace -> [`crate::NetnsRecord`] (hash).
+    pub const NETNS: &str = "fl_netns";
+    /// Translations of packets (LRU hash).
+    pub const SRV_FLOWS: &str = "fl_srv_flows";
     /// Per-CPU scratch, never pinned.
     pub const SCRATCH: &str = "fl_scratch";
     /// One [`crate::TraceLog`] (array), never pinned.
     pub const TRACE: &str = "fl_trace";
 
     /// Every map that is pinned and shared between loads, in no particular order.
-    pub const PINNED: [&str; 18] = [
+    pub const PINNED: [&str; 26] = [
         DEVICES,
         ENDPOINTS,
         ADDRESSES,
@@ -65,6 +81,14 @@ pub mod map_name {
         EVENTS,
         RATES,
         CONFIG,
+        SERVICES,
+        BACKENDS,
+        MEMBERS,
+        AFFINITY,
+        SRV_RANGES,
+        SOCKETS,
+        NETNS,
+        SRV_FLOWS,
     ];
 }
 
@@ -96,6 +120,20 @@ pub const MAX_DROPS: u32 = 16_384;
 pub const MAX_RULE_HITS: u32 = 16_384;
 /// Size of `rates`.
 pub const MAX_RATES: u32 = 8192;
+/// Default size of `services`; the loader may set another. Memory is taken as entries come.
+pub const MAX_SERVICES: u32 = 65_536;
+/// Default size of `backends` and `members`.
+pub const MAX_BACKENDS: u32 = 131_072;
+/// Size of `affinity`.
+pub const MAX_AFFINITY: u32 = 65_536;
+/// Size of `srv_ranges`.
+pub const MAX_SRV_RANGES: u32 = 65_536;
+/// Size of `sockets`.
+pub const MAX_SOCKETS: u32 = 65_536;
+/// Size of `netns`.
+pub const MAX_NETNS: u32 = 8192;
+/// Default size of `srv_flows`.
+pub const MAX_SRV_FLOWS: u32 = 65_536;
 /// Bytes of the ring buffer of events.
 pub const EVENTS_BYTES: u32 = 1 << 20;
 

@@ -63,6 +63,12 @@ reasons! {
     InternalError = 34, "a program met a state it must not meet";
     Quarantined = 35, "the endpoint is quarantined";
     ForeignVpcToHost = 36, "only the default VPC reaches this host's stack";
+    ServiceNoBackend = 37, "the service has no backend that may be used from here";
+    ServiceSourceRange = 38, "the sender is outside the service's source ranges";
+    ServiceNoPort = 39, "the service address has no such protocol and port";
+    ServiceTupleInUse = 40, "the client's port already speaks to this backend in another way";
+    ServiceConnectionUnknown = 41, "part of a connection to a service whose beginning was not seen";
+    ServiceUnsupported = 42, "this translation is not possible for the packet's protocol";
 }
 
 /// What a policy entry says. Zero is never valid: a zeroed value must not allow.

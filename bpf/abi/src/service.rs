@@ -48,7 +48,7 @@ crate::assert_layout!(ServiceRecord, 24);
 
 /// Flags of a [`ServiceRecord`].
 pub mod service_flags {
-    /// Senders must be in `service_ranges`.
+    /// Senders must be in `srv_ranges`.
     pub const RANGES: u32 = 1;
     /// Backends are local: the sender's address stays as it is.
     pub const KEEP_SOURCE: u32 = 2;
@@ -133,7 +133,16 @@ pub struct MemberKey {
 }
 crate::assert_layout!(MemberKey, 24);
 
-/// Key of `service_ranges` (LPM, data size 20): who may use a service with [`service_flags::RANGES`].
+/// Value of `members`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct MemberRecord {
+    /// [`backend_flags`].
+    pub flags: u32,
+}
+crate::assert_layout!(MemberRecord, 4);
+
+/// Key of `srv_ranges` (LPM, data size 20): who may use a service with [`service_flags::RANGES`].
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct RangeKey {
@@ -145,3 +154,115 @@ pub struct RangeKey {
     pub addr: Addr,
 }
 crate::assert_layout!(RangeKey, 24);
+
+impl RangeKey {
+    /// Bits in front of the address.
+    pub const SERVICE_BITS: u32 = 32;
+    /// Prefix length of a lookup.
+    pub const FULL_BITS: u32 = 160;
+}
+
+/// Key of `netns` is the cookie of a network namespace (u64); the value says whose sockets it holds. A namespace without one is left alone.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct NetnsRecord {
+    /// Endpoint of the namespace: its record says VPC and addresses. 0 = this host, in the default VPC.
+    pub endpoint: u32,
+    /// Zero for now.
+    pub flags: u32,
+}
+crate::assert_layout!(NetnsRecord, 8);
+
+/// Key of `sockets`: what a socket was told about an address.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct SocketKey {
+    /// Cookie of the socket.
+    pub cookie: u64,
+    /// Address: the backend's ([`socket_kind::REVERSE`]) or the service's ([`socket_kind::FORWARD`]).
+    pub addr: Addr,
+    /// Port of it, big endian.
+    pub port: [u8; 2],
+    /// IP protocol number.
+    pub protocol: u8,
+    /// [`socket_kind`].
+    pub kind: u8,
+    /// Zero.
+    pub pad: u32,
+}
+crate::assert_layout!(SocketKey, 32);
+
+/// Kinds of a [`SocketKey`].
+pub mod socket_kind {
+    /// Backend -> the service address that the program asked for.
+    pub const REVERSE: u8 = 1;
+    /// Service address -> backend: datagrams of an unconnected socket stay with one.
+    pub const FORWARD: u8 = 2;
+}
+
+/// Value of `sockets`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct SocketValue {
+    /// The other address.
+    pub addr: Addr,
+    /// The other port, big endian.
+    pub port: [u8; 2],
+    /// Zero.
+    pub pad: [u8; 2],
+    /// [`ServiceRecord::service`].
+    pub service: u32,
+    /// Second of the last use.
+    pub last_used: u32,
+    /// Zero.
+    pub pad2: u32,
+}
+crate::assert_layout!(SocketValue, 32);
+
+/// Key of `srv_flows`: a flow to a service address as its client sees it.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct FlowKey {
+    /// VPC.
+    pub vpc: u32,
+    /// Client's address.
+    pub src: Addr,
+    /// Service's address; of a [`flow_kind::HAIRPIN`] the gateway's.
+    pub dst: Addr,
+    /// Client's port, big endian; of a hairpin the backend's.
+    pub sport: [u8; 2],
+    /// Service's port, big endian; of a hairpin the client's.
+    pub dport: [u8; 2],
+    /// IP protocol number.
+    pub protocol: u8,
+    /// [`flow_kind`].
+    pub kind: u8,
+    /// Zero.
+    pub pad: [u8; 2],
+}
+crate::assert_layout!(FlowKey, 44);
+
+/// Kinds of a [`FlowKey`].
+pub mod flow_kind {
+    /// To a service.
+    pub const FORWARD: u8 = 0;
+    /// The answer of a client that is its own backend, sent to the gateway's address.
+    pub const HAIRPIN: u8 = 1;
+}
+
+/// Value of `srv_flows`. Changed through the pointer once it is there.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct FlowValue {
+    /// Backend's address; of a hairpin the service's.
+    pub addr: Addr,
+    /// Its port, big endian.
+    pub port: [u8; 2],
+    /// [`backend_flags`].
+    pub flags: u16,
+    /// [`ServiceRecord::service`].
+    pub service: u32,
+    /// Second of the last packet.
+    pub last_seen: u32,
+}
+crate::assert_layout!(FlowValue, 28);
