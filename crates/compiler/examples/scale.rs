@@ -49,7 +49,7 @@ fn world(endpoints: usize, local: usize, groups: usize, rules: usize, kinds: usi
     for n in 1..=10 {
         let name: NodeName = name(&format!("n{n}"));
         let address = format!("192.0.2.{n}").parse().expect("an address");
-        world.nodes.insert(name.clone(), Node { name, addresses: vec![address] });
+        world.nodes.insert(name.clone(), Node { name, addresses: vec![address], zone: None });
     }
     let vpc: VpcName = name("red");
     world.vpcs.insert(

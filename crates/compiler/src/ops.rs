@@ -1,10 +1,14 @@
 //! The operations that lead from one plan to the next.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::{EndpointPlan, NodeAddress, Peer, PolicyEntries, PolicySlot, VpcId, VpcPlan};
+use crate::{
+    BackendPlan, EndpointPlan, FrontendKey, FrontendPlan, ListId, NodeAddress, Peer, PolicyEntries, PolicySlot,
+    ServiceId, VpcId, VpcPlan,
+};
 use flowloom_bpf_abi::PolicyKey;
 
 /// One operation on the maps. Applied in the order [`crate::diff`] gives, every state in between is safe.
@@ -76,4 +80,16 @@ pub enum Op {
     RemoveEndpoint(EndpointPlan),
     /// `VpcRecord.generation` + 1: addresses that may have flows changed identity or route.
     BumpGeneration(VpcId),
+    /// New lists of backends: all their `members` and `backends` entries. No frontend names them yet, and nobody held their numbers before.
+    PutLists(Vec<(ListId, Arc<[BackendPlan]>)>),
+    /// `service_ranges` entries of services, added in place.
+    PutRanges(Vec<(ServiceId, IpNet)>),
+    /// `services` entries, one write each; their lists and ranges are there.
+    PutFrontends(Vec<(FrontendKey, FrontendPlan)>),
+    /// `services` entries.
+    RemoveFrontends(Vec<FrontendKey>),
+    /// `service_ranges` entries that no frontend with `service_flags::RANGES` needs any more.
+    RemoveRanges(Vec<(ServiceId, IpNet)>),
+    /// Lists that no frontend names any more, with what they held: their `backends`, then their `members` entries.
+    RemoveLists(Vec<(ListId, Arc<[BackendPlan]>)>),
 }

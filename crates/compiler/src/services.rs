@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use flowloom_model::{ServiceName, VpcName};
 use ipnet::IpNet;
@@ -14,7 +15,7 @@ use crate::VpcId;
 #[serde(transparent)]
 pub struct ServiceId(pub u32);
 
-/// A list of backends; equal lists share a number, a number never changes what it lists. 0 = no backend.
+/// A list of backends; equal lists of a service share a number, a number never changes what it lists. 0 = no backend.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ListId(pub u32);
@@ -51,6 +52,8 @@ pub struct FrontendPlan {
     pub service: ServiceId,
     /// Its backends for this scope.
     pub list: ListId,
+    /// How many backends the list has; 0 exactly when `list` is 0.
+    pub count: u32,
     /// Seconds, 0 = none.
     pub affinity: u32,
     /// `flowloom_bpf_abi::service_flags`.
@@ -93,17 +96,60 @@ impl std::fmt::Display for ServiceRef {
     }
 }
 
-/// Everything the service maps of one node must hold.
+/// What one service puts into the maps of this node.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct ServicePlan {
+pub struct ServicePart {
     /// Frontends.
     pub frontends: BTreeMap<FrontendKey, FrontendPlan>,
-    /// Lists in use, in the order of their indices. No list is empty.
-    pub lists: BTreeMap<ListId, Vec<BackendPlan>>,
-    /// Who may use the services that say so.
-    pub ranges: BTreeMap<ServiceId, Vec<IpNet>>,
+    /// Lists that the frontends name, in the order of their indices. No list is empty; no other service names them.
+    pub lists: BTreeMap<ListId, Arc<[BackendPlan]>>,
+    /// Who may use the ports whose frontends have `service_flags::RANGES`.
+    pub ranges: BTreeMap<ServiceId, Arc<[IpNet]>>,
     /// Names of numbers.
     pub names: BTreeMap<ServiceId, ServiceRef>,
-    /// Health-check port -> (service, local ready backends): what the node answers there over HTTP.
-    pub health_checks: BTreeMap<u16, (ServiceName, usize)>,
+    /// Health-check port, and the local ready backends (distinct addresses): what the node answers there over HTTP.
+    pub health_check: Option<(u16, usize)>,
+}
+
+/// Everything the service maps of one node must hold. Cheap to clone: what did not change is shared.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ServicePlan {
+    parts: Arc<BTreeMap<(VpcName, ServiceName), Arc<ServicePart>>>,
+}
+
+impl ServicePlan {
+    /// Each service's share.
+    #[must_use]
+    pub fn parts(&self) -> &BTreeMap<(VpcName, ServiceName), Arc<ServicePart>> {
+        &self.parts
+    }
+
+    /// Every frontend, in the order of services. A key occurs once.
+    pub fn frontends(&self) -> impl Iterator<Item = (&FrontendKey, &FrontendPlan)> {
+        self.parts.values().flat_map(|part| &part.frontends)
+    }
+
+    /// Every list in use. A number occurs once.
+    pub fn lists(&self) -> impl Iterator<Item = (ListId, &Arc<[BackendPlan]>)> {
+        self.parts.values().flat_map(|part| &part.lists).map(|(id, list)| (*id, list))
+    }
+
+    /// Every source range in use.
+    pub fn ranges(&self) -> impl Iterator<Item = (ServiceId, IpNet)> {
+        let ranges = self.parts.values().flat_map(|part| &part.ranges);
+        ranges.flat_map(|(id, nets)| nets.iter().map(|net| (*id, *net)))
+    }
+
+    /// Names of numbers.
+    pub fn names(&self) -> impl Iterator<Item = (ServiceId, &ServiceRef)> {
+        self.parts.values().flat_map(|part| &part.names).map(|(id, name)| (*id, name))
+    }
+
+    /// Health-check ports: (service, port, local ready backends).
+    pub fn health_checks(&self) -> impl Iterator<Item = (&VpcName, &ServiceName, u16, usize)> {
+        self.parts.iter().filter_map(|((vpc, name), part)| {
+            let (port, ready) = part.health_check?;
+            Some((vpc, name, port, ready))
+        })
+    }
 }

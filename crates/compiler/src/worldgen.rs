@@ -144,7 +144,7 @@ pub fn world(rng: &mut Rng) -> World {
         if rng.one_in(3) {
             addresses.pop();
         }
-        world.nodes.insert(name(n), Node { name: name(n), addresses });
+        world.nodes.insert(name(n), Node { name: name(n), addresses, zone: None });
     }
     for (at, vpc) in ["default", "red", "blue"].into_iter().enumerate().take(1 + rng.below(3)) {
         let default_policy = if rng.one_in(4) { DefaultPolicy::Deny } else { DefaultPolicy::Allow };

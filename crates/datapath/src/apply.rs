@@ -30,6 +30,8 @@ pub enum Object {
     Slot(PolicySlot),
     /// A local endpoint.
     Endpoint(EndpointKey),
+    /// The service maps.
+    Services,
 }
 
 impl fmt::Display for Object {
@@ -40,6 +42,7 @@ impl fmt::Display for Object {
             Self::Peer(vpc, net) => write!(f, "peer {net} of vpc {vpc}"),
             Self::Slot(slot) => write!(f, "policy slot {slot}"),
             Self::Endpoint(key) => write!(f, "endpoint {key}"),
+            Self::Services => write!(f, "services"),
         }
     }
 }
@@ -171,6 +174,16 @@ impl<R: Realise> Run<'_, R> {
             Op::BumpGeneration(vpc) => {
                 let r = self.bump(*vpc);
                 self.note(Object::Vpc(*vpc), r);
+            }
+            Op::PutLists(_)
+            | Op::PutRanges(_)
+            | Op::PutFrontends(_)
+            | Op::RemoveFrontends(_)
+            | Op::RemoveRanges(_)
+            | Op::RemoveLists(_) => {
+                let detail = "this agent's datapath does not write services yet".to_owned();
+                let error = Error::Invalid { object: "services".to_owned(), detail };
+                self.note(Object::Services, Err(error));
             }
         }
     }

@@ -18,15 +18,17 @@ pub struct Service {
     pub ports: Vec<ServicePort>,
     /// Addresses reached from inside only (ClusterIP).
     pub cluster_ips: BTreeSet<IpAddr>,
-    /// Addresses that are reached from outside, too: external IPs and those of a load balancer's status.
+    /// Addresses that are reached from outside, too.
     pub external_ips: BTreeSet<IpAddr>,
+    /// Addresses of a load balancer's status: reached from outside, too, by whom `source_ranges` lets.
+    pub load_balancer_ips: BTreeSet<IpAddr>,
     /// Same client address to the same backend for so many seconds after its last new connection (1..=86400).
     pub affinity: Option<u32>,
     /// Traffic from inside goes to backends on the sender's node only (`internalTrafficPolicy: Local`).
     pub internal_local: bool,
     /// Traffic from outside goes to backends on the receiving node only and keeps its source (`externalTrafficPolicy: Local`).
     pub external_local: bool,
-    /// Who may use `external_ips`; empty = everyone.
+    /// Who may use `load_balancer_ips` from outside; empty = everyone.
     pub source_ranges: Vec<IpNet>,
     /// Port on every node that says over HTTP how many local backends there are (`external_local` load balancers).
     pub health_check_port: Option<u16>,
@@ -43,7 +45,8 @@ pub struct ServicePort {
     pub port: u16,
     /// Port on every node's addresses, 1..=65535.
     pub node_port: Option<u16>,
-    /// A port of single addresses of this node (host ports), instead of the service's own addresses; empty = not a host port.
+    /// A port of single addresses of this node (host ports), instead of the service's own addresses; an unspecified address = all of its
+    /// family that the node has; empty = not a host port.
     pub host_addresses: BTreeSet<IpAddr>,
     /// By address and port: one backend may serve under several ports.
     pub backends: BTreeMap<(IpAddr, u16), Backend>,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -31,7 +32,7 @@ pub struct World {
     /// CIDR groups.
     pub cidr_groups: BTreeMap<(VpcName, CidrGroupName), CidrGroup>,
     /// Load balancers.
-    pub services: BTreeMap<(VpcName, ServiceName), Service>,
+    pub services: BTreeMap<(VpcName, ServiceName), Arc<Service>>,
 }
 
 /// A host that runs an agent.
@@ -41,6 +42,8 @@ pub struct Node {
     pub name: NodeName,
     /// Underlay addresses, at most one per family; the first is the tunnel endpoint.
     pub addresses: Vec<IpAddr>,
+    /// Failure domain, for topology hints of services.
+    pub zone: Option<String>,
 }
 
 /// A virtual network.

@@ -73,7 +73,7 @@ impl Sample {
         let mut world = World::default();
         for (name, address) in [("n1", "192.0.2.1"), ("n2", "192.0.2.2")] {
             let name: NodeName = name.parse().unwrap();
-            world.nodes.insert(name.clone(), Node { name, addresses: vec![ip(address)] });
+            world.nodes.insert(name.clone(), Node { name, addresses: vec![ip(address)], zone: None });
         }
         world.vpcs.insert(red(), Vpc { name: red(), vni: Vni::new(7), default_policy: DefaultPolicy::Allow });
         let subnet = Subnet {

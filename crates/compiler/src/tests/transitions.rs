@@ -100,6 +100,13 @@ impl Maps {
                 self.endpoints.remove(&endpoint.id);
                 self.addresses.retain(|_, id| *id != endpoint.id);
             }
+            // Services have a check of their own.
+            Op::PutLists(_)
+            | Op::PutRanges(_)
+            | Op::PutFrontends(_)
+            | Op::RemoveFrontends(_)
+            | Op::RemoveRanges(_)
+            | Op::RemoveLists(_) => {}
             Op::BumpGeneration(vpc) => *self.generations.get_mut(vpc).expect("the vpc is there") += 1,
         }
         after(self);

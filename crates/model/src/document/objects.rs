@@ -91,7 +91,7 @@ pub(super) fn node(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<Node>
         r.missing(path, &f, "address").message =
             "address or addresses is required: the node's underlay address".into();
     }
-    Some(Node { name, addresses })
+    Some(Node { name, addresses, zone: None })
 }
 
 pub(super) fn vpc(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<Vpc> {
