@@ -6,9 +6,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use flowloom_bpf_abi::{
-    Addr, AddressKey, AddressRecord, Counter, CtEntry, CtKey, DropKey, DropReason, EndpointRecord, Event,
-    FragKey, FragValue, NodeConfig, PeerKey, PeerRecord, PolicyKey, PolicyValue, QuotaKey, QuotaValue,
-    RateKey, RateValue, TraceStep, TrafficCounters, VpcRecord, direction,
+    Addr, AddressKey, AddressRecord, AffinityKey, AffinityValue, BackendKey, BackendRecord, Counter, CtEntry,
+    CtKey, DropKey, DropReason, EndpointRecord, Event, FlowKey, FlowValue, FragKey, FragValue, MemberKey,
+    NetnsRecord, NodeConfig, PeerKey, PeerRecord, PolicyKey, PolicyValue, QuotaKey, QuotaValue, RangeKey,
+    RateKey, RateValue, ServiceKey, ServiceRecord, SocketKey, SocketValue, TraceStep, TrafficCounters,
+    VpcRecord, direction,
 };
 
 use crate::{CtCell, Frame, Inserted, Packet, Tables, TunnelKey, Verdict, Zero};
@@ -216,6 +218,33 @@ pub struct FakeTables {
     pub events: RefCell<Vec<Event>>,
     /// Steps in order.
     pub steps: RefCell<Vec<TraceStep>>,
+    /// Services.
+    pub services: RefCell<BTreeMap<ServiceKey, ServiceRecord>>,
+    /// Backends by list and place.
+    pub backends: RefCell<BTreeMap<BackendKey, BackendRecord>>,
+    /// Flags of a list's backends.
+    pub members: RefCell<BTreeMap<MemberKey, u32>>,
+    /// Who may use a service.
+    pub ranges: RefCell<Vec<RangeKey>>,
+    /// What clients were given.
+    pub affinities: RefCell<BTreeMap<AffinityKey, AffinityValue>>,
+    /// Whose sockets are in a namespace.
+    pub namespaces: RefCell<BTreeMap<u64, NetnsRecord>>,
+    /// What sockets were told.
+    pub sockets: RefCell<Vec<(SocketKey, SocketValue)>>,
+    /// Translations of flows.
+    pub flows: RefCell<BTreeMap<FlowKey, FlowValue>>,
+    /// Source of [`Tables::random`].
+    pub seed: Cell<u32>,
+    /// Called once, before the next lookup of a backend: what user space may do meanwhile.
+    pub before_backend: Cell<Option<fn(&FakeTables)>>,
+}
+
+fn copied<K: Ord, V: Copy>(map: &BTreeMap<K, V>, key: &K, into: &mut V) -> bool {
+    map.get(key).is_some_and(|v| {
+        *into = *v;
+        true
+    })
 }
 
 fn leak<T>(value: T) -> &'static T {
@@ -434,6 +463,96 @@ impl Tables for &FakeTables {
         if !self.dry.get() {
             self.fragments.borrow_mut().push((*key, *value));
         }
+    }
+
+    fn service(self, key: &ServiceKey, into: &mut ServiceRecord) -> bool {
+        copied(&self.services.borrow(), key, into)
+    }
+
+    fn backend(self, key: &BackendKey, into: &mut BackendRecord) -> bool {
+        if let Some(change) = self.before_backend.take() {
+            change(self);
+        }
+        copied(&self.backends.borrow(), key, into)
+    }
+
+    fn member(self, key: &MemberKey) -> Option<u32> {
+        self.members.borrow().get(key).copied()
+    }
+
+    fn in_range(self, key: &RangeKey) -> bool {
+        let bits = |k: &RangeKey| k.prefixlen - RangeKey::SERVICE_BITS;
+        let mut ranges = self.ranges.borrow().clone();
+        ranges.retain(|k| k.service == key.service && prefix(&k.addr.0, &key.addr.0, bits(k)));
+        !ranges.is_empty()
+    }
+
+    fn affinity(self, key: &AffinityKey, into: &mut AffinityValue) -> bool {
+        copied(&self.affinities.borrow(), key, into)
+    }
+
+    fn learn_affinity(self, key: &AffinityKey, value: &AffinityValue) {
+        if !self.dry.get() {
+            self.affinities.borrow_mut().insert(*key, *value);
+        }
+    }
+
+    fn touch_affinity(self, key: &AffinityKey, second: u32) {
+        if let Some(v) = self.affinities.borrow_mut().get_mut(key).filter(|_| !self.dry.get()) {
+            v.last_used = second;
+        }
+    }
+
+    fn netns(self, cookie: u64) -> Option<NetnsRecord> {
+        self.namespaces.borrow().get(&cookie).copied()
+    }
+
+    fn socket(self, key: &SocketKey, into: &mut SocketValue) -> bool {
+        let sockets = self.sockets.borrow();
+        let found = sockets.iter().find(|(k, _)| k == key);
+        found.is_some_and(|(_, v)| {
+            *into = *v;
+            true
+        })
+    }
+
+    fn learn_socket(self, key: &SocketKey, value: &SocketValue) {
+        if !self.dry.get() {
+            let mut sockets = self.sockets.borrow_mut();
+            sockets.retain(|(k, _)| k != key);
+            sockets.push((*key, *value));
+        }
+    }
+
+    fn touch_socket(self, key: &SocketKey, second: u32) {
+        if let Some((_, v)) =
+            self.sockets.borrow_mut().iter_mut().find(|(k, _)| k == key && !self.dry.get())
+        {
+            v.last_used = second;
+        }
+    }
+
+    fn flow(self, key: &FlowKey, into: &mut FlowValue) -> bool {
+        copied(&self.flows.borrow(), key, into)
+    }
+
+    fn learn_flow(self, key: &FlowKey, value: &FlowValue) {
+        if !self.dry.get() {
+            self.flows.borrow_mut().insert(*key, *value);
+        }
+    }
+
+    fn touch_flow(self, key: &FlowKey, second: u32) {
+        if let Some(v) = self.flows.borrow_mut().get_mut(key).filter(|_| !self.dry.get()) {
+            v.last_seen = second;
+        }
+    }
+
+    fn random(self) -> u32 {
+        // A linear congruential generator (constants: Numerical Recipes).
+        let next = self.seed.get().wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        self.seed.set(next);
+        next
     }
 
     fn config(self) -> Option<&'static NodeConfig> {

@@ -20,6 +20,8 @@ mod parse;
 mod policy;
 mod report;
 mod route;
+mod service;
+pub mod socket;
 mod sum;
 mod tables;
 #[cfg(test)]
@@ -30,6 +32,7 @@ pub use conntrack::{CtCell, DecisionCell, expired, timeout};
 pub use frame::{Frame, TunnelKey, Verdict};
 pub use hooks::{from_endpoint, from_overlay, from_uplink, to_endpoint, to_overlay, to_uplink};
 pub use packet::{Packet, Zero};
+pub use service::{Query, Random, Selector};
 pub use tables::{Inserted, Tables};
 
 use flowloom_bpf_abi::DropReason;

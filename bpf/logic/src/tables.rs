@@ -1,8 +1,10 @@
 //! The maps as a hook sees them.
 
 use flowloom_bpf_abi::{
-    Addr, AddressKey, AddressRecord, CtEntry, CtKey, DropKey, EndpointRecord, Event, FragKey, FragValue,
-    NodeConfig, PeerKey, PeerRecord, PolicyKey, PolicyValue, QuotaKey, RateKey, VpcRecord,
+    Addr, AddressKey, AddressRecord, AffinityKey, AffinityValue, BackendKey, BackendRecord, CtEntry, CtKey,
+    DropKey, EndpointRecord, Event, FlowKey, FlowValue, FragKey, FragValue, MemberKey, NetnsRecord,
+    NodeConfig, PeerKey, PeerRecord, PolicyKey, PolicyValue, QuotaKey, RangeKey, RateKey, ServiceKey,
+    ServiceRecord, SocketKey, SocketValue, VpcRecord,
 };
 
 use crate::conntrack::CtCell;
@@ -66,6 +68,36 @@ pub trait Tables: Copy {
     fn fragment(self, key: &FragKey) -> Option<FragValue>;
     /// Remembers the ports of a datagram.
     fn learn_fragment(self, key: &FragKey, value: &FragValue);
+    /// A service's record, whole: not one that is being exchanged.
+    fn service(self, key: &ServiceKey, into: &mut ServiceRecord) -> bool;
+    /// A backend, whole.
+    fn backend(self, key: &BackendKey, into: &mut BackendRecord) -> bool;
+    /// Whether a backend is in a list: its flags.
+    fn member(self, key: &MemberKey) -> Option<u32>;
+    /// Whether an address may use a service.
+    fn in_range(self, key: &RangeKey) -> bool;
+    /// What a client was given last.
+    fn affinity(self, key: &AffinityKey, into: &mut AffinityValue) -> bool;
+    /// Remembers what a client was given.
+    fn learn_affinity(self, key: &AffinityKey, value: &AffinityValue);
+    /// Sets `last_used`.
+    fn touch_affinity(self, key: &AffinityKey, second: u32);
+    /// Whose sockets a network namespace holds.
+    fn netns(self, cookie: u64) -> Option<NetnsRecord>;
+    /// What a socket was told.
+    fn socket(self, key: &SocketKey, into: &mut SocketValue) -> bool;
+    /// Remembers what a socket was told.
+    fn learn_socket(self, key: &SocketKey, value: &SocketValue);
+    /// Sets `last_used`.
+    fn touch_socket(self, key: &SocketKey, second: u32);
+    /// Translation of a flow.
+    fn flow(self, key: &FlowKey, into: &mut FlowValue) -> bool;
+    /// Remembers the translation of a flow.
+    fn learn_flow(self, key: &FlowKey, value: &FlowValue);
+    /// Sets `last_seen`.
+    fn touch_flow(self, key: &FlowKey, second: u32);
+    /// Any number.
+    fn random(self) -> u32;
     /// The node's configuration.
     fn config(self) -> Option<&'static NodeConfig>;
     /// Counts a packet that an endpoint sent or received ([`flowloom_bpf_abi::direction`]).

@@ -6,15 +6,19 @@ use core::ptr::{self, NonNull};
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use aya_ebpf::helpers as bpf;
 use flowloom_bpf_abi::{
-    Addr, AddressKey, AddressRecord, Counter, CtEntry, CtKey, DeviceRecord, DropKey, EndpointRecord, Event,
-    FragKey, FragValue, MAX_TRACE_STEPS, NodeConfig, PeerKey, PeerRecord, PolicyKey, PolicyValue, QuotaKey,
-    QuotaValue, RateKey, RateValue, TraceStep, VpcRecord, direction,
+    Addr, AddressKey, AddressRecord, AffinityKey, AffinityValue, BackendKey, BackendRecord, Counter, CtEntry,
+    CtKey, DeviceRecord, DropKey, EndpointRecord, Event, FlowKey, FlowValue, FragKey, FragValue,
+    MAX_TRACE_STEPS, MemberKey, NetnsRecord, NodeConfig, PeerKey, PeerRecord, PolicyKey, PolicyValue,
+    QuotaKey, QuotaValue, RangeKey, RateKey, RateValue, ServiceKey, ServiceRecord, SocketKey, SocketValue,
+    TraceStep, VpcRecord, direction,
 };
 use flowloom_bpf_logic::{CtCell, Inserted, Tables, Zero};
 
 use crate::maps;
 
 const EEXIST: i64 = -17;
+/// How often a value is read that is exchanged meanwhile.
+const READS: u32 = 3;
 /// What [`Tables::take_token`] adds to a refusal.
 const REFUSED: u64 = 1 << 63;
 
@@ -37,6 +41,23 @@ fn find<K, V>(m: *mut c_void, key: &K) -> Option<NonNull<V>> {
 fn get<K, V>(m: *mut c_void, key: &K) -> Option<&'static V> {
     // SAFETY: a value lives as long as the program runs (RCU); readers tolerate that it changes.
     find(m, key).map(|v: NonNull<V>| unsafe { &*v.as_ptr().cast_const() })
+}
+
+/// Copies a value out that still belongs to its key afterwards: the element of a hash goes to another key as soon as it is removed.
+#[inline(always)]
+fn whole<K, V: Copy>(m: *mut c_void, key: &K, into: &mut V) -> bool {
+    let mut tries = 0;
+    while tries < READS {
+        tries += 1;
+        let Some(value) = find::<K, V>(m, key) else { return false };
+        // SAFETY: a live value; volatile: it may change while it is read, which the second lookup shows.
+        *into = unsafe { ptr::read_volatile(value.as_ptr()) };
+        let Some(again) = find::<K, V>(m, key) else { return false };
+        if again == value {
+            return true;
+        }
+    }
+    false
 }
 
 #[inline(always)]
@@ -229,6 +250,97 @@ impl Tables for Kernel {
         if !self.dry() {
             put(map(&maps::FRAGMENTS), key, value, BPF_ANY);
         }
+    }
+
+    #[inline(never)]
+    fn service(self, key: &ServiceKey, into: &mut ServiceRecord) -> bool {
+        whole(map(&maps::SERVICES), key, into)
+    }
+
+    #[inline(never)]
+    fn backend(self, key: &BackendKey, into: &mut BackendRecord) -> bool {
+        whole(map(&maps::BACKENDS), key, into)
+    }
+
+    #[inline(always)]
+    fn member(self, key: &MemberKey) -> Option<u32> {
+        get::<_, u32>(map(&maps::MEMBERS), key).copied()
+    }
+
+    #[inline(always)]
+    fn in_range(self, key: &RangeKey) -> bool {
+        find::<_, u32>(map(&maps::SRV_RANGES), key).is_some()
+    }
+
+    #[inline(always)]
+    fn affinity(self, key: &AffinityKey, into: &mut AffinityValue) -> bool {
+        whole(map(&maps::AFFINITY), key, into)
+    }
+
+    #[inline(always)]
+    fn learn_affinity(self, key: &AffinityKey, value: &AffinityValue) {
+        if !self.dry() {
+            put(map(&maps::AFFINITY), key, value, BPF_ANY);
+        }
+    }
+
+    #[inline(always)]
+    fn touch_affinity(self, key: &AffinityKey, second: u32) {
+        if let Some(v) = find::<_, AffinityValue>(map(&maps::AFFINITY), key).filter(|_| !self.dry()) {
+            // SAFETY: a live value; an aligned word is written whole.
+            unsafe { ptr::write_volatile(&raw mut (*v.as_ptr()).last_used, second) };
+        }
+    }
+
+    #[inline(always)]
+    fn netns(self, cookie: u64) -> Option<NetnsRecord> {
+        get::<_, NetnsRecord>(map(&maps::NETNS), &cookie).copied()
+    }
+
+    #[inline(always)]
+    fn socket(self, key: &SocketKey, into: &mut SocketValue) -> bool {
+        whole(map(&maps::SOCKETS), key, into)
+    }
+
+    #[inline(always)]
+    fn learn_socket(self, key: &SocketKey, value: &SocketValue) {
+        if !self.dry() {
+            put(map(&maps::SOCKETS), key, value, BPF_ANY);
+        }
+    }
+
+    #[inline(always)]
+    fn touch_socket(self, key: &SocketKey, second: u32) {
+        if let Some(v) = find::<_, SocketValue>(map(&maps::SOCKETS), key).filter(|_| !self.dry()) {
+            // SAFETY: a live value; an aligned word is written whole.
+            unsafe { ptr::write_volatile(&raw mut (*v.as_ptr()).last_used, second) };
+        }
+    }
+
+    #[inline(always)]
+    fn flow(self, key: &FlowKey, into: &mut FlowValue) -> bool {
+        whole(map(&maps::SRV_FLOWS), key, into)
+    }
+
+    #[inline(always)]
+    fn learn_flow(self, key: &FlowKey, value: &FlowValue) {
+        if !self.dry() {
+            put(map(&maps::SRV_FLOWS), key, value, BPF_ANY);
+        }
+    }
+
+    #[inline(always)]
+    fn touch_flow(self, key: &FlowKey, second: u32) {
+        if let Some(v) = find::<_, FlowValue>(map(&maps::SRV_FLOWS), key).filter(|_| !self.dry()) {
+            // SAFETY: a live value; an aligned word is written whole.
+            unsafe { ptr::write_volatile(&raw mut (*v.as_ptr()).last_seen, second) };
+        }
+    }
+
+    #[inline(always)]
+    fn random(self) -> u32 {
+        // SAFETY: takes nothing.
+        unsafe { bpf::bpf_get_prandom_u32() }
     }
 
     #[inline(always)]

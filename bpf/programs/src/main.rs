@@ -6,14 +6,16 @@
 mod kernel;
 mod maps;
 mod skb;
+mod sock;
 
 use aya_ebpf::EbpfContext as _;
-use aya_ebpf::macros::classifier;
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::macros::{cgroup_sock_addr, classifier};
+use aya_ebpf::programs::{SockAddrContext, TcContext};
 use flowloom_bpf_logic as logic;
 
 use crate::kernel::Kernel;
 use crate::skb::Skb;
+use crate::sock::Sock;
 
 macro_rules! hook {
     ($(#[doc = $doc:literal] $name:ident;)*) => {
@@ -43,6 +45,37 @@ hook! {
     from_uplink;
     #[doc = "TCX egress of an uplink."]
     to_uplink;
+}
+
+macro_rules! socket_hook {
+    ($(#[doc = $doc:literal] $name:ident($attach:ident): $family:literal $logic:ident;)*) => {
+        $(
+            #[doc = $doc]
+            #[cgroup_sock_addr($attach)]
+            pub fn $name(ctx: SockAddrContext) -> i32 {
+                logic::socket::$logic(Sock::<$family>(ctx.sock_addr), Kernel).0
+            }
+        )*
+    };
+}
+
+socket_hook! {
+    #[doc = "`connect`, IPv4."]
+    connect4(connect4): 4 connect;
+    #[doc = "`connect`, IPv6."]
+    connect6(connect6): 6 connect;
+    #[doc = "`sendmsg` with an address, IPv4."]
+    sendmsg4(sendmsg4): 4 sendmsg;
+    #[doc = "`sendmsg` with an address, IPv6."]
+    sendmsg6(sendmsg6): 6 sendmsg;
+    #[doc = "`recvmsg` that asks for the sender, IPv4."]
+    recvmsg4(recvmsg4): 4 shown;
+    #[doc = "`recvmsg` that asks for the sender, IPv6."]
+    recvmsg6(recvmsg6): 6 shown;
+    #[doc = "`getpeername`, IPv4."]
+    getpeername4(getpeername4): 4 shown;
+    #[doc = "`getpeername`, IPv6."]
+    getpeername6(getpeername6): 6 shown;
 }
 
 #[cfg(not(test))]

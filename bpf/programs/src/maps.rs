@@ -79,6 +79,44 @@ pub static RATES: LruHashMap<abi::RateKey, abi::RateValue, { abi::MAX_RATES as u
 #[btf_map(name = "fl_config")]
 pub static CONFIG: Array<abi::NodeConfig, 1> = Array::new();
 
+#[btf_map(name = "fl_services")]
+pub static SERVICES: HashMap<
+    abi::ServiceKey,
+    abi::ServiceRecord,
+    { abi::MAX_SERVICES as usize },
+    NO_PREALLOC,
+> = HashMap::new();
+
+#[btf_map(name = "fl_backends")]
+pub static BACKENDS: HashMap<
+    abi::BackendKey,
+    abi::BackendRecord,
+    { abi::MAX_BACKENDS as usize },
+    NO_PREALLOC,
+> = HashMap::new();
+
+#[btf_map(name = "fl_members")]
+pub static MEMBERS: HashMap<abi::MemberKey, abi::MemberRecord, { abi::MAX_BACKENDS as usize }, NO_PREALLOC> =
+    HashMap::new();
+
+#[btf_map(name = "fl_affinity")]
+pub static AFFINITY: LruHashMap<abi::AffinityKey, abi::AffinityValue, { abi::MAX_AFFINITY as usize }> =
+    LruHashMap::new();
+
+#[btf_map(name = "fl_srv_ranges")]
+pub static SRV_RANGES: LpmTrie<[u8; 20], u32, { abi::MAX_SRV_RANGES as usize }> = LpmTrie::new();
+
+#[btf_map(name = "fl_sockets")]
+pub static SOCKETS: LruHashMap<abi::SocketKey, abi::SocketValue, { abi::MAX_SOCKETS as usize }> =
+    LruHashMap::new();
+
+#[btf_map(name = "fl_netns")]
+pub static NETNS: HashMap<u64, abi::NetnsRecord, { abi::MAX_NETNS as usize }, NO_PREALLOC> = HashMap::new();
+
+#[btf_map(name = "fl_srv_flows")]
+pub static SRV_FLOWS: LruHashMap<abi::FlowKey, abi::FlowValue, { abi::MAX_SRV_FLOWS as usize }> =
+    LruHashMap::new();
+
 #[btf_map(name = "fl_scratch")]
 pub static SCRATCH: PerCpuArray<flowloom_bpf_logic::Packet, 1> = PerCpuArray::new();
 
