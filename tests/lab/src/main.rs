@@ -1,0 +1,174 @@
+//! `flowloom-lab`: the command behind `cargo xtask lab`, and the first process of every member of a lab.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use flowloom_lab::{Cni, Families, Lab, Options, Proxy, init, member, name_server};
+
+/// A real Kubernetes cluster on this machine (see docs/lab.md).
+#[derive(Parser)]
+#[command(name = "cargo xtask lab")]
+struct Cli {
+    #[command(subcommand)]
+    command: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Build Kubernetes' programs with Go, and the images; skips what is up to date.
+    Build {
+        /// Also upstream's suites and what they run.
+        #[arg(long)]
+        suites: bool,
+    },
+    /// Bring a cluster up and leave it running.
+    Up(Up),
+    /// Take it down.
+    Down {
+        #[arg(long, default_value = "lab")]
+        name: String,
+    },
+    /// kubectl as administrator.
+    Kubectl {
+        #[arg(long, default_value = "lab")]
+        name: String,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Run a command on a node (n1, n2...), the control plane (cp) or the outside host (ext).
+    Exec {
+        #[arg(long, default_value = "lab")]
+        name: String,
+        node: String,
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// What runs, and how much memory it has.
+    Status {
+        #[arg(long, default_value = "lab")]
+        name: String,
+    },
+    #[command(hide = true)]
+    MemberStart { dir: PathBuf },
+    #[command(hide = true)]
+    MemberInit { dir: PathBuf },
+    #[command(hide = true)]
+    MemberEnter {
+        dir: PathBuf,
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    #[command(hide = true)]
+    NameServer,
+}
+
+#[derive(clap::Args)]
+struct Up {
+    /// Up to 8 lower-case letters and digits; labs of different names run side by side.
+    #[arg(long, default_value = "lab")]
+    name: String,
+    #[arg(long, default_value_t = 2)]
+    nodes: u8,
+    /// Who wires Pods.
+    #[arg(long, value_enum, default_value = "flowloom")]
+    cni: Cni,
+    /// Who serves Services; by default kube-proxy, but not beside flowloom.
+    #[arg(long, value_enum)]
+    proxy: Option<Proxy>,
+    /// Address families of Pods and Services.
+    #[arg(long, value_enum, default_value = "dual")]
+    ip: Families,
+    /// Directory of manifests to apply, workloads aside.
+    #[arg(long)]
+    manifests: Option<PathBuf>,
+    /// Load the suites' images and start the cluster's DNS.
+    #[arg(long)]
+    suites: bool,
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("flowloom-lab: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(verb: Verb) -> Result<ExitCode> {
+    match verb {
+        Verb::Build { suites } => {
+            flowloom_lab::build_programs(suites)?;
+            flowloom_lab::build_images(suites)?;
+        }
+        Verb::Up(up) => bring_up(up)?,
+        Verb::Down { name } => {
+            let start = Instant::now();
+            Lab::down(&name)?;
+            println!("lab {name}: down in {:.1} s", start.elapsed().as_secs_f32());
+        }
+        Verb::Kubectl { name, args } => {
+            let argv = Lab::open(&name)?.kubectl_argv();
+            return forward(&argv, &args);
+        }
+        Verb::Exec { name, node, command } => {
+            let words: Vec<&str> = command.iter().map(String::as_str).collect();
+            return forward(&Lab::open(&name)?.exec_argv(&node, &words)?, &[]);
+        }
+        Verb::Status { name } => status(&name)?,
+        Verb::MemberStart { dir } => member::start_command(&dir)?,
+        Verb::MemberInit { dir } => init::command(&dir)?,
+        Verb::MemberEnter { dir, command } => match member::enter_command(&dir, &command)? {},
+        Verb::NameServer => name_server::serve()?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn bring_up(up: Up) -> Result<()> {
+    let start = Instant::now();
+    let proxy = up.proxy.unwrap_or(if up.cni == Cni::Flowloom { Proxy::None } else { Proxy::KubeProxy });
+    let options = Options {
+        nodes: up.nodes,
+        cni: up.cni,
+        proxy,
+        families: up.ip,
+        manifests: up.manifests,
+        suites: up.suites,
+        ..Options::new(&up.name)
+    };
+    let mut lab = Lab::up(options)?;
+    lab.keep();
+    println!(
+        "lab {}: up in {:.1} s, state in {}",
+        up.name,
+        start.elapsed().as_secs_f32(),
+        lab.state().display()
+    );
+    println!(
+        "cargo xtask lab kubectl get pods -A; cargo xtask lab exec n1 -- ip route; cargo xtask lab down"
+    );
+    Ok(())
+}
+
+fn status(name: &str) -> Result<()> {
+    let lab = Lab::open(name)?;
+    let mut sum = 0;
+    for (member, service, state, kib) in lab.status()? {
+        sum += kib;
+        let how = state.ended.unwrap_or_else(|| "runs".to_owned());
+        println!("{member:<4} {service:<26} {how:<18} {:>5} MiB", kib >> 10);
+    }
+    println!("{:<50} {:>5} MiB", "resident, shared pages counted by each", sum >> 10);
+    Ok(())
+}
+
+/// The terminal is the command's; its exit status is ours.
+fn forward(argv: &[String], more: &[String]) -> Result<ExitCode> {
+    let (program, args) = argv.split_first().context("an empty command line")?;
+    let status = Command::new(program).args(args).args(more).stdin(Stdio::inherit()).status()?;
+    Ok(u8::try_from(status.code().unwrap_or(1)).map_or(ExitCode::FAILURE, ExitCode::from))
+}
