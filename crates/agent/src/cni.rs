@@ -136,7 +136,7 @@ impl Core {
             }),
         };
         if let Some(endpoint) = record.endpoint(&self.config.node) {
-            self.world.endpoints.insert(key.clone(), endpoint);
+            self.world.endpoints.insert(key.clone(), endpoint.into());
         }
         self.records.insert(key, record.clone());
         Ok(record)

@@ -29,7 +29,7 @@ impl Ipam {
         records: impl Iterator<Item = &'a Record>,
     ) {
         let reserved = |subnet: &Subnet| -> Vec<IpAddr> {
-            let of_it = |e: &&flowloom_model::Endpoint| e.vpc == subnet.vpc && e.subnet == subnet.name;
+            let of_it = |e: &&std::sync::Arc<flowloom_model::Endpoint>| e.vpc == subnet.vpc && e.subnet == subnet.name;
             world.endpoints.values().filter(of_it).flat_map(|e| e.ips.iter().copied()).collect()
         };
         self.pools.retain(|(vpc, name, _), _| world.subnets.contains_key(&(vpc.clone(), name.clone())));

@@ -30,7 +30,7 @@ impl Core {
         for record in self.records.values().filter(|r| !self.leaving.contains(&r.key)) {
             if let Some(endpoint) = record.endpoint(&self.config.node) {
                 // A name of the document wins; the attachment then waits with its device closed.
-                world.endpoints.entry(endpoint.key()).or_insert(endpoint);
+                world.endpoints.entry(endpoint.key()).or_insert_with(|| endpoint.into());
             }
         }
         self.world = world;
@@ -299,7 +299,7 @@ impl Core {
         }
         let record = self.records.get(key);
         if let Some(ours) = record.and_then(|r| r.endpoint(&self.config.node))
-            && self.world.endpoints.get(key) != Some(&ours)
+            && self.world.endpoints.get(key).map(Arc::as_ref) != Some(&ours)
         {
             self.attached.remove(key);
             return Err("a CNI attachment has this name already: give the endpoint another one, or DEL the attachment".into());

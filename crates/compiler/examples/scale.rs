@@ -95,7 +95,7 @@ fn world(endpoints: usize, local: usize, groups: usize, rules: usize, kinds: usi
             attachment: Attachment::Managed,
             allow_localhost: AllowLocalhost::Always,
         };
-        world.endpoints.insert(endpoint.key(), endpoint);
+        world.endpoints.insert(endpoint.key(), endpoint.into());
     }
     world
 }
@@ -131,7 +131,7 @@ fn case(title: &str, mut world: World) {
     for round in 0..9 {
         let key = EndpointKey { vpc: name("red"), name: name(&format!("e{}", 50 + round)) };
         let endpoint = world.endpoints.get_mut(&key).expect("an endpoint");
-        endpoint.labels.insert("app".to_owned(), format!("app-{}", round + 1));
+        std::sync::Arc::make_mut(endpoint).labels.insert("app".to_owned(), format!("app-{}", round + 1));
         let (time, next) = timed(|| compile(&world, &mut numbers, &mut cache));
         compiles.push(time);
         let (time, ops) = timed(|| diff(&plan, &next));
@@ -144,7 +144,7 @@ fn case(title: &str, mut world: World) {
     for round in 0..99 {
         let key = EndpointKey { vpc: name("red"), name: name(&format!("e{}", 50 + round)) };
         let endpoint = world.endpoints.get_mut(&key).expect("an endpoint");
-        endpoint.labels.insert("app".to_owned(), format!("app-{}", round + 2));
+        std::sync::Arc::make_mut(endpoint).labels.insert("app".to_owned(), format!("app-{}", round + 2));
         let changed = [key].into();
         let (time, next) = timed(|| {
             let next = compile_endpoints(

@@ -4,6 +4,7 @@ mod reason;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use flowloom_bpf_abi::{peer_flags, policy_flags, verdict};
 use flowloom_model::{Action, Direction, Endpoint, EndpointKey, EndpointName, VpcName, World};
@@ -226,7 +227,9 @@ pub fn explain(world: &World, plan: &NodePlan, query: &Query) -> Result<Explanat
     let vni = vpc.vni.ok_or_else(|| ExplainError::VpcWaits(query.vpc.clone()))?;
     let id = VpcId(vni.number());
     let (source, destination) = addresses(world, query)?;
-    let owner = |ip: IpAddr| world.endpoints.values().find(|e| e.vpc == query.vpc && e.ips.contains(&ip));
+    let owner = |ip: IpAddr| {
+        world.endpoints.values().map(Arc::as_ref).find(|e| e.vpc == query.vpc && e.ips.contains(&ip))
+    };
     let (from, to) = (owner(source), owner(destination));
     if from.is_none() && to.is_none() {
         return Err(ExplainError::NoEndpoint(source, destination));

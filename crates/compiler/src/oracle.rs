@@ -167,7 +167,7 @@ fn who<'a>(world: &'a World, node: &NodeName, vpc: &VpcName, ip: IpAddr) -> Who<
     };
     Who {
         ip,
-        endpoint: world.endpoints.values().find(attached),
+        endpoint: world.endpoints.values().map(std::sync::Arc::as_ref).find(attached),
         inside: subnets().any(|s| s.cidrs.iter().any(|c| c.contains(&ip))),
         host: gateway || node_of == Some(node),
         remote_node: !gateway && node_of.is_some_and(|n| n != node),

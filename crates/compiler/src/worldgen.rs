@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use flowloom_model::{
     Action, AllowLocalhost, Attachment, CidrEntry, CidrGroup, DefaultPolicy, Direction, Endpoint,
@@ -247,7 +248,7 @@ fn add_endpoint(world: &mut World, vpc: &VpcName, number: usize, rng: &mut Rng) 
         attachment: Attachment::Managed,
         allow_localhost: if rng.one_in(2) { AllowLocalhost::Policy } else { AllowLocalhost::Always },
     };
-    world.endpoints.insert(endpoint.key(), endpoint);
+    world.endpoints.insert(endpoint.key(), endpoint.into());
 }
 
 fn nth(cidr: IpNet, n: u32) -> IpAddr {
@@ -420,12 +421,13 @@ fn mutate_once(world: &mut World, vpc: &VpcName, rng: &mut Rng) {
     match rng.below(12) {
         0 | 1 => {
             if let Some(e) = random_of(&mut world.endpoints, &endpoints, rng) {
-                e.labels = labels(rng);
+                Arc::make_mut(e).labels = labels(rng);
             }
         }
         2 => {
             if let Some(e) = random_of(&mut world.endpoints, &endpoints, rng) {
                 let group = rng.pick(&groups).1.clone();
+                let e = Arc::make_mut(e);
                 if !e.security_groups.remove(&group) {
                     e.security_groups.insert(group);
                 }
@@ -471,9 +473,9 @@ fn mutate_once(world: &mut World, vpc: &VpcName, rng: &mut Rng) {
         10 => {
             let swap = world.endpoints.values().find(|e| e.vpc == *vpc).map(|e| e.security_groups.clone());
             if let (Some(groups), Some(e)) = (swap, random_of(&mut world.endpoints, &endpoints, rng)) {
-                let had = std::mem::replace(&mut e.security_groups, groups);
+                let had = std::mem::replace(&mut Arc::make_mut(e).security_groups, groups);
                 if let Some(first) = world.endpoints.values_mut().find(|e| e.vpc == *vpc) {
-                    first.security_groups = had;
+                    Arc::make_mut(first).security_groups = had;
                 }
             }
         }

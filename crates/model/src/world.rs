@@ -25,8 +25,8 @@ pub struct World {
     pub vpcs: BTreeMap<VpcName, Vpc>,
     /// Subnets.
     pub subnets: BTreeMap<(VpcName, SubnetName), Subnet>,
-    /// Endpoints.
-    pub endpoints: BTreeMap<EndpointKey, Endpoint>,
+    /// Endpoints; worlds that say the same of one share it.
+    pub endpoints: BTreeMap<EndpointKey, Arc<Endpoint>>,
     /// Security groups.
     pub security_groups: BTreeMap<(VpcName, GroupName), SecurityGroup>,
     /// CIDR groups.

@@ -44,7 +44,7 @@ pub(super) struct Inputs {
     subnets: BTreeMap<(VpcName, SubnetName), Subnet>,
     groups: BTreeMap<(VpcName, GroupName), SecurityGroup>,
     cidr_groups: BTreeMap<(VpcName, CidrGroupName), CidrGroup>,
-    endpoints: BTreeMap<EndpointKey, Endpoint>,
+    endpoints: BTreeMap<EndpointKey, Arc<Endpoint>>,
 }
 
 impl Inputs {
@@ -117,7 +117,7 @@ pub(super) fn resume(
     };
     let ids: BTreeMap<VpcName, VpcId> = plan.vpcs.iter().map(|(id, vpc)| (vpc.name.clone(), *id)).collect();
     // Other nodes' endpoints in VPCs that this node has no part in change nothing here.
-    let concerns = |e: &&&Endpoint| {
+    let concerns = |e: &&&Arc<Endpoint>| {
         let waits = || world.vpcs.get(&e.vpc).is_none_or(|vpc| vpc.vni.is_none());
         ids.contains_key(&e.vpc) || e.node == *local || waits()
     };
@@ -162,7 +162,7 @@ pub(super) fn resume(
         questions,
     };
     for (name, scope) in &scopes {
-        let of_vpc = |e: &&Endpoint| e.vpc == *name;
+        let of_vpc = |e: &&Arc<Endpoint>| e.vpc == *name;
         let gone = changed.iter().filter_map(|(before, _)| before.filter(of_vpc));
         let freed: BTreeSet<IpNet> = gone.flat_map(|before| compiler.remove(scope, before)).collect();
         for after in changed.iter().filter_map(|(_, after)| after.filter(of_vpc)) {
@@ -184,11 +184,11 @@ pub(super) fn resume(
     {
         compiler.name_rules();
     }
-    let updates: Vec<Endpoint> = changed.iter().filter_map(|(_, after)| after.cloned()).collect();
+    let updates: Vec<Arc<Endpoint>> = changed.iter().filter_map(|(_, after)| after.cloned()).collect();
     let gone: Vec<EndpointKey> = changed
         .iter()
         .filter(|(_, after)| after.is_none())
-        .filter_map(|(before, _)| before.map(Endpoint::key))
+        .filter_map(|(before, _)| before.map(|e| e.key()))
         .collect();
     gone.iter().for_each(|key| drop(inputs.endpoints.remove(key)));
     inputs.endpoints.extend(updates.into_iter().map(|endpoint| (endpoint.key(), endpoint)));
@@ -200,7 +200,7 @@ pub(super) fn resume(
 }
 
 /// An endpoint before and after.
-type Pair<'a> = (Option<&'a Endpoint>, Option<&'a Endpoint>);
+type Pair<'a> = (Option<&'a Arc<Endpoint>>, Option<&'a Arc<Endpoint>>);
 
 /// Whether everything that an endpoint names exists: what the full compilation would have a condition for.
 fn refers_well(world: &World, endpoint: &Endpoint) -> bool {
@@ -222,10 +222,10 @@ fn stay_true(conditions: &[Condition], changed: &[Pair<'_>]) -> bool {
 
 /// Whether a VPC has a local endpoint after the change.
 fn keeps_a_local(plan: &NodePlan, changed: &[Pair<'_>], vpc: &VpcName, local: &NodeName) -> bool {
-    let of_vpc = |e: &&Endpoint| e.vpc == *vpc;
+    let of_vpc = |e: &&Arc<Endpoint>| e.vpc == *vpc;
     let comes = changed.iter().filter_map(|(_, after)| after.filter(of_vpc)).any(|e| e.node == *local);
     let gone: BTreeSet<EndpointKey> =
-        changed.iter().filter_map(|(before, _)| before.filter(of_vpc)).map(Endpoint::key).collect();
+        changed.iter().filter_map(|(before, _)| before.filter(of_vpc)).map(|e| e.key()).collect();
     comes || plan.endpoints.keys().any(|key| key.vpc == *vpc && !gone.contains(key))
 }
 

@@ -357,8 +357,8 @@ fn two_tenants_with_the_same_addresses_shared_numbers() {
         world.subnets.insert((blue.clone(), subnet.name.clone()), subnet);
     }
     for endpoint in sample.world.endpoints.values() {
-        let endpoint = Endpoint { vpc: blue.clone(), ..endpoint.clone() };
-        world.endpoints.insert(endpoint.key(), endpoint);
+        let endpoint = Endpoint { vpc: blue.clone(), ..(**endpoint).clone() };
+        world.endpoints.insert(endpoint.key(), endpoint.into());
     }
     for group in sample.world.security_groups.values() {
         let group = SecurityGroup { vpc: blue.clone(), ..group.clone() };

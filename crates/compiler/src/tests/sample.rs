@@ -1,6 +1,7 @@
 //! Small worlds written out, for tests that name what they mean.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use flowloom_model::{
     Action, AllowLocalhost, Attachment, CidrEntry, DefaultPolicy, Direction, Endpoint, EndpointKey, Labels,
@@ -105,12 +106,12 @@ impl Sample {
             attachment: Attachment::Managed,
             allow_localhost: AllowLocalhost::Policy,
         };
-        self.world.endpoints.insert(endpoint.key(), endpoint);
+        self.world.endpoints.insert(endpoint.key(), endpoint.into());
         self
     }
 
     pub(super) fn edit(&mut self, name: &str) -> &mut Endpoint {
-        self.world.endpoints.get_mut(&key(name)).unwrap()
+        Arc::make_mut(self.world.endpoints.get_mut(&key(name)).unwrap())
     }
 
     pub(super) fn label(mut self, name: &str, k: &str, v: &str) -> Self {

@@ -8,6 +8,7 @@ mod pool;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 pub use self::lock::Lock;
 pub use self::pool::{AddressPool, COOL_DOWN, PoolError, PoolStats};
@@ -132,7 +133,7 @@ fn address_endpoints(
             match pools.complete(&e.key(), now) {
                 Ok(ips) => {
                     if let Some(e) = out.world.endpoints.get_mut(&e.key()) {
-                        e.ips = ips;
+                        Arc::make_mut(e).ips = ips;
                     }
                 }
                 Err(error) => out.faults.push(exhausted(e, subnet, &error)),
@@ -240,7 +241,7 @@ pub fn complete(world: &World, lock: &Lock) -> (World, Vec<Fault>) {
         };
         let right = !locked.is_empty() && locked.iter().all(&mut may_have);
         if right {
-            e.ips = locked.to_vec();
+            Arc::make_mut(e).ips = locked.to_vec();
             used.extend(locked.iter().map(|ip| (key.vpc.clone(), *ip)));
         } else {
             let object = ObjectRef::Endpoint(key.clone());

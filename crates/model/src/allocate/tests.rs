@@ -232,9 +232,9 @@ fn ten_thousand_endpoints_are_completed_in_linear_time() {
     );
     let template = w.endpoints.values().next().unwrap().clone();
     for i in 0..10_000 {
-        let mut e = template.clone();
+        let mut e = (*template).clone();
         e.name = format!("e{i}").parse().unwrap();
-        w.endpoints.insert(e.key(), e);
+        w.endpoints.insert(e.key(), e.into());
     }
     let start = std::time::Instant::now();
     let first = allocate(&w, &Lock::default(), Timestamp(0));

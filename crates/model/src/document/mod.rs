@@ -170,7 +170,7 @@ pub(crate) fn read(bytes: &[u8], format: Format) -> Result<Draft, Fault> {
             objects::endpoint,
             |v| ObjectRef::Endpoint(v.key()),
             |w, v| {
-                w.endpoints.insert(v.key(), v);
+                w.endpoints.insert(v.key(), v.into());
             },
         );
         let id = |v: &crate::SecurityGroup| ObjectRef::SecurityGroup(v.vpc.clone(), v.name.clone());

@@ -339,7 +339,7 @@ fn an_endpoint_is_wired_in_one_way() {
             "version: 1\nnodes: [{{name: n1, address: 192.0.2.1}}]\nsubnets: [{{name: s, vpc: default, cidr: 10.0.0.0/24}}]\nsecurity_groups: [{{name: g, vpc: default}}]\nendpoints: [{{id: e, vpc: default, subnet: s, node: n1{extra}}}]\n"
         )
     };
-    let wired = |extra: &str| world(&doc(extra)).endpoints.into_values().next().unwrap().attachment;
+    let wired = |extra: &str| world(&doc(extra)).endpoints.into_values().next().unwrap().attachment.clone();
     assert_eq!(wired(""), Attachment::Managed);
     assert_eq!(wired(", name: e"), Attachment::Managed);
     assert_eq!(

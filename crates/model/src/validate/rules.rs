@@ -205,7 +205,7 @@ impl<'w> PortIndex<'w> {
             attached.extend(e.security_groups.iter().map(|g| (&e.vpc, g)));
             for p in &e.named_ports {
                 let port = (&p.name, p.protocol);
-                definers.entry((&e.vpc, port)).or_default().push(e);
+                definers.entry((&e.vpc, port)).or_default().push(&**e);
                 of_group.extend(e.security_groups.iter().map(|g| (&e.vpc, g, port)));
             }
         }

@@ -367,13 +367,13 @@ fn validation_does_not_slow_down_with_the_square_of_the_objects() {
         let group = sample.security_groups.values().next().unwrap();
         for i in 0..n {
             let [.., a, b] = u32::try_from(i).unwrap().to_be_bytes();
-            let mut e = template.clone();
+            let mut e = (**template).clone();
             e.name = format!("e{i}").parse().unwrap();
             e.subnet = format!("s{a}").parse().unwrap();
             e.ips = vec![std::net::Ipv4Addr::new(10, 1, a, b).into()];
             e.node = format!("n{}", i / 4000).parse().unwrap();
             e.labels.insert("i".into(), i.to_string());
-            w.endpoints.insert(e.key(), e);
+            w.endpoints.insert(e.key(), e.into());
             let mut g = group.clone();
             g.name = format!("g{i}").parse().unwrap();
             w.security_groups.insert((g.vpc.clone(), g.name.clone()), g);

@@ -12,6 +12,7 @@ mod traffic;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow};
@@ -47,7 +48,7 @@ struct Place {
     rng: Rng,
     flows: Vec<Flow>,
     /// Endpoints that went and may come back.
-    gone: Vec<Endpoint>,
+    gone: Vec<Arc<Endpoint>>,
     /// The last packets, with what all three said of each.
     history: VecDeque<String>,
 }
@@ -77,9 +78,9 @@ fn apart(world: World, at: u64) -> World {
         group.vpc = renamed(&vpc);
         out.cidr_groups.insert((renamed(&vpc), name), group);
     }
-    for mut endpoint in world.endpoints.into_values() {
-        endpoint.vpc = renamed(&endpoint.vpc);
-        out.endpoints.insert(endpoint.key(), endpoint);
+    for endpoint in world.endpoints.into_values() {
+        let endpoint = Endpoint { vpc: renamed(&endpoint.vpc), ..(*endpoint).clone() };
+        out.endpoints.insert(endpoint.key(), endpoint.into());
     }
     out
 }
@@ -95,11 +96,12 @@ fn churn(place: &mut Place) {
             .any(|e| e.vpc == endpoint.vpc && e.ips.iter().any(|ip| endpoint.ips.contains(ip)));
         let other = place.world.endpoints.values().find(|e| e.vpc == endpoint.vpc);
         if let Some(other) = other.filter(|_| rng.one_in(2)) {
+            let endpoint = Arc::make_mut(&mut endpoint);
             endpoint.labels = other.labels.clone();
             endpoint.security_groups = other.security_groups.clone();
         }
         if rng.one_in(4) {
-            endpoint.node =
+            Arc::make_mut(&mut endpoint).node =
                 if rng.one_in(2) { worldgen::local_node() } else { "n2".parse().expect("a name") };
         }
         if !taken {
@@ -115,7 +117,7 @@ fn churn(place: &mut Place) {
     let local = |e: &Endpoint| e.node == worldgen::local_node();
     let others = place.world.endpoints.values().filter(|e| local(e) && !e.ips.contains(&end)).count();
     let key =
-        place.world.endpoints.values().find(|e| e.vpc == *vpc && e.ips.contains(&end)).map(Endpoint::key);
+        place.world.endpoints.values().find(|e| e.vpc == *vpc && e.ips.contains(&end)).map(|e| e.key());
     if let Some(endpoint) = key.filter(|_| others > 0).and_then(|key| place.world.endpoints.remove(&key)) {
         place.gone.push(endpoint);
     }
