@@ -42,6 +42,9 @@ const TOOLS: &[&str] = &[
 /// When a program is missing; the message names it.
 pub fn build(suites: bool) -> Result<()> {
     fs::create_dir_all(paths::images())?;
+    let lock = fs::File::create(paths::images().join(".lock"))?;
+    // Tests that run side by side want the same archives.
+    lock.lock()?;
     up_to_date("pause", &[], pause)?;
     up_to_date("busybox", &[which("busybox")?], busybox)?;
     if suites {

@@ -18,6 +18,7 @@ use crate::node::Node;
 use crate::options::{Cni, Families, Options, Proxy};
 use crate::pki::{Authority, Credential, write_kubeconfig};
 use crate::supervisor::{self, State};
+use crate::wait::Hopeless;
 use crate::{addresses, cgroups, flowloom, images, network, paths, programs, reference, services, wait};
 
 const FILE: &str = "lab.json";
@@ -410,7 +411,7 @@ impl Lab {
         let states = supervisor::list(&member.socket())?;
         for name in names {
             if let Some(how) = states.get(*name).and_then(|s| s.ended.as_ref()) {
-                bail!("{name} ended: {how}");
+                return Err(Hopeless(format!("{name} ended: {how}")).into());
             }
         }
         Ok(())

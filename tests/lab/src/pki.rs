@@ -21,7 +21,7 @@ pub(crate) struct Authority {
 }
 
 impl Authority {
-    /// Makes `ca.crt`, `ca.key` and `sa.key` (which signs service-account tokens).
+    /// Makes `ca.crt`, `ca.key`, and `sa.key` with `sa.pub` (which sign and prove service-account tokens).
     pub(crate) fn create(dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir)?;
         let mut params = CertificateParams::default();
@@ -32,7 +32,9 @@ impl Authority {
         let certificate = params.self_signed(&key)?;
         fs::write(dir.join("ca.crt"), certificate.pem())?;
         write_private(&dir.join("ca.key"), &key.serialize_pem())?;
-        write_private(&dir.join("sa.key"), &KeyPair::generate()?.serialize_pem())?;
+        let tokens = KeyPair::generate()?;
+        write_private(&dir.join("sa.key"), &tokens.serialize_pem())?;
+        fs::write(dir.join("sa.pub"), tokens.public_key_pem())?;
         Ok(Self { dir: dir.to_path_buf(), issuer: Issuer::new(params, key) })
     }
 

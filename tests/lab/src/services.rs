@@ -76,7 +76,7 @@ impl Context<'_> {
                 ("kubelet-client-key", &self.pki("admin.key")),
                 // Nobody resolves node names here: `exec` and `logs` would hang.
                 ("kubelet-preferred-address-types", "InternalIP"),
-                ("service-account-key-file", &self.pki("sa.key")),
+                ("service-account-key-file", &self.pki("sa.pub")),
                 ("service-account-signing-key-file", &self.pki("sa.key")),
                 ("service-account-issuer", "https://kubernetes.default.svc"),
                 ("service-cluster-ip-range", &self.service_cidrs()),

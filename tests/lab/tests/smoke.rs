@@ -1,0 +1,193 @@
+//! The lab itself, with the peer's plugins and kube-proxy: what every other test of Kubernetes stands on.
+//! Needs root, Debian's container runtime (`scripts/setup.sh --k8s`) and `cargo xtask lab build`.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use flowloom_lab::{BUSYBOX, Lab, Node, Options, POD_CIDRS, WORLD, names};
+use flowloom_testkit::{Cmd, eventually};
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_flowloom-lab"))
+}
+
+fn options() -> Options {
+    Options { bin_dir: program().parent().unwrap().to_path_buf(), ..Options::for_test() }
+}
+
+/// A web server on every node behind a Service.
+const WEB: &str = r#"
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: web}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers:
+      - name: web
+        image: BUSYBOX
+        command: [sh, -c, 'mkdir -p /tmp/www; hostname >/tmp/www/name; exec httpd -f -p 8080 -h /tmp/www']
+        resources: {limits: {memory: 32Mi, cpu: 500m}}
+        readinessProbe: {httpGet: {port: 8080, path: /name}, periodSeconds: 1}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: NodePort
+  ipFamilyPolicy: PreferDualStack
+  selector: {app: web}
+  ports: [{port: 80, targetPort: 8080}]
+"#;
+
+struct Pod {
+    name: String,
+    node: String,
+    ips: Vec<String>,
+}
+
+fn pods(lab: &Lab) -> Result<Vec<Pod>> {
+    let list = lab.kubectl_json(&["get", "pods", "-l", "app=web"])?;
+    let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
+    let pods: Vec<_> = list["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|p| Pod {
+            name: text(&p["metadata"]["name"]),
+            node: text(&p["spec"]["nodeName"]),
+            ips: p["status"]["podIPs"].as_array().into_iter().flatten().map(|ip| text(&ip["ip"])).collect(),
+        })
+        .collect();
+    ensure!(pods.len() == 2 && pods.iter().all(|p| p.ips.len() == 2), "{list}");
+    Ok(pods)
+}
+
+fn url(ip: &str, port: &str) -> String {
+    if ip.contains(':') { format!("http://[{ip}]:{port}/name") } else { format!("http://{ip}:{port}/name") }
+}
+
+/// Names of the Pods that answered one request after the other.
+fn answers(lab: &Lab, from: &str, url: &str, times: usize) -> Result<Vec<String>> {
+    let script = format!("for i in $(seq {times}); do timeout 3 wget -qO- '{url}' || exit 1; done");
+    let out = lab.kubectl(&["exec", from, "--", "sh", "-c", &script])?;
+    Ok(out.lines().map(str::to_owned).collect())
+}
+
+fn leftovers(node: &Node<'_>) -> Result<String> {
+    let script = "ls /run/netns; ls /run/cni-ipam/reference | grep -E '^[0-9a-f]+[.:]'; \
+        ip -br link | grep -o '^veth[^@]*'; ctr -n k8s.io tasks list -q";
+    Ok(node.exec(&["sh", "-c", script])?.stdout)
+}
+
+#[test]
+fn pods_of_two_nodes_reach_each_other_and_a_service_and_nothing_is_left() {
+    let lab = Lab::up(options()).unwrap();
+    let name = lab.options().name.clone();
+    assert!(names().contains(&name));
+
+    // Both families on every node, from the ranges they should be from.
+    let nodes = lab.kubectl_json(&["get", "nodes"]).unwrap();
+    for node in nodes["items"].as_array().unwrap() {
+        let cidrs: Vec<_> =
+            node["spec"]["podCIDRs"].as_array().unwrap().iter().map(|c| c.as_str().unwrap()).collect();
+        assert_eq!(cidrs.len(), POD_CIDRS.len(), "{cidrs:?}");
+        assert!(cidrs[0].starts_with("10.71.") && cidrs[1].starts_with("fd71:1:"), "{cidrs:?}");
+    }
+
+    lab.kubectl_input(&["apply", "-f", "-"], &WEB.replace("BUSYBOX", BUSYBOX)).unwrap();
+    lab.kubectl(&["rollout", "status", "daemonset/web", "--timeout=90s"]).unwrap();
+    let pods = pods(&lab).unwrap();
+    assert_ne!(pods[0].node, pods[1].node);
+    for (from, to) in [(&pods[0], &pods[1]), (&pods[1], &pods[0])] {
+        for ip in &to.ips {
+            let got = eventually(PATIENCE, || answers(&lab, &from.name, &url(ip, "8080"), 1));
+            assert_eq!(got, [to.name.as_str()]);
+        }
+    }
+
+    let service = lab.kubectl_json(&["get", "service", "web"]).unwrap();
+    let cluster_ips: Vec<_> =
+        service["spec"]["clusterIPs"].as_array().unwrap().iter().map(|ip| ip.as_str().unwrap()).collect();
+    assert_eq!(cluster_ips.len(), 2);
+    for ip in cluster_ips {
+        eventually(PATIENCE, || {
+            let mut who = answers(&lab, &pods[0].name, &url(ip, "80"), 20)?;
+            who.sort();
+            who.dedup();
+            ensure!(who.len() == 2, "both backends should answer on {ip}: {who:?}");
+            Ok(())
+        });
+    }
+    let port = service["spec"]["ports"][0]["nodePort"].to_string();
+    for ip in [flowloom_lab::node(1), flowloom_lab::node(2)].as_flattened() {
+        eventually(PATIENCE, || {
+            lab.outside(&[
+                "busybox",
+                "timeout",
+                "3",
+                "busybox",
+                "wget",
+                "-qO-",
+                &url(&ip.to_string(), &port),
+            ])?
+            .success()
+        });
+    }
+    for ip in WORLD {
+        eventually(PATIENCE, || lab.kubectl(&["exec", &pods[0].name, "--", "ping", "-c1", "-W1", ip]));
+    }
+
+    // Every process of a container is below its node's cgroup v2 group: socket programs attached there see it.
+    for node in lab.nodes().unwrap() {
+        let pids = node.exec_ok(&["pgrep", "-x", "httpd"]).unwrap();
+        for pid in pids.stdout.lines() {
+            let groups = node.exec_ok(&["cat", &format!("/proc/{pid}/cgroup")]).unwrap().stdout;
+            let v2 = groups.lines().find(|l| l.starts_with("0::")).unwrap();
+            assert!(v2.starts_with("0::/kubepods/"), "{v2}");
+        }
+    }
+
+    // A service that is killed is started again by hand, and the node comes back.
+    let node = lab.node(1).unwrap();
+    node.restart("kubelet").unwrap();
+    lab.wait_ready(PATIENCE).unwrap();
+
+    lab.kubectl(&["delete", "daemonset/web", "service/web", "--timeout=60s"]).unwrap();
+    for node in lab.nodes().unwrap() {
+        eventually(PATIENCE, || {
+            let left = leftovers(&node)?;
+            ensure!(left.is_empty(), "{}: {left}", node.name());
+            Ok(())
+        });
+    }
+
+    drop(lab);
+    assert!(!names().contains(&name), "its state is gone");
+    let namespaces = Cmd::new(&["ip", "netns", "list"]).run().unwrap().stdout;
+    assert!(!namespaces.contains(&format!("fl-lab-{name}-")), "{namespaces}");
+    let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
+    assert!(!mounts.contains(&name), "{mounts}");
+    for entry in std::fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
+        assert!(!entry.path().join(format!("flowloom-{name}")).exists(), "{:?}", entry.path());
+    }
+}
+
+#[test]
+fn a_lab_that_cannot_come_up_leaves_nothing() {
+    let options =
+        Options { name: format!("f{}", std::process::id()), bin_dir: "/nonexistent".into(), ..options() };
+    let name = options.name.clone();
+    let e = Lab::up(options).unwrap_err();
+    assert!(format!("{e:#}").contains("/nonexistent/flowloom-lab"), "{e:#}");
+    assert!(!names().contains(&name));
+    let namespaces = Cmd::new(&["ip", "netns", "list"]).run().unwrap().stdout;
+    assert!(!namespaces.contains(&format!("fl-lab-{name}-")), "{namespaces}");
+}
