@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what building and testing need on Debian 12 (as root). Idempotent; prints nothing when all is there.
-# Usage: scripts/setup.sh
+# Usage: scripts/setup.sh [--k8s]     --k8s: also what a Kubernetes cluster on this machine needs (docs/lab.md)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,6 +11,12 @@ packages=(build-essential pkg-config iproute2 nftables libzstd-dev zlib1g-dev ca
           rustc-web rust-web-src rust-web-clippy llvm-22-dev containernetworking-plugins strace iperf3)
 # Without a Rust of its own the machine gets Debian's (1.96): compiler, cargo, formatter and linter of one version.
 command -v cargo >/dev/null || packages+=(cargo-web rustfmt-web)
+if [ "${1-}" = --k8s ]; then
+  # Runtime and store; then what images are made of: the suites run these tools inside their Pods.
+  packages+=(containerd runc etcd-server gcc libc6-dev util-linux procps
+             busybox-static bash dash curl wget bind9-dnsutils bind9-host netcat-openbsd iperf iputils-ping conntrack iptables)
+  command -v go >/dev/null || { echo "setup: Go 1.21 or later is needed (https://go.dev/dl): Kubernetes is built from its modules" >&2; exit 1; }
+fi
 
 missing=()
 for p in "${packages[@]}"; do

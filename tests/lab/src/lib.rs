@@ -6,10 +6,12 @@
 
 mod addresses;
 mod cgroups;
+pub mod conformance;
 mod files;
 mod flowloom;
 mod images;
 pub mod init;
+mod junit;
 mod lab;
 pub mod member;
 pub mod name_server;
@@ -21,7 +23,9 @@ mod paths;
 mod pki;
 mod programs;
 mod reference;
+mod report;
 mod services;
+pub mod suites;
 mod supervisor;
 pub mod wait;
 
@@ -29,9 +33,11 @@ pub use addresses::{
     API_SERVICE, DNS_SERVICE, POD_CIDRS, SERVICE_CIDRS, WORLD, control_plane, node, outside,
 };
 pub use images::{BUSYBOX, PAUSE, build as build_images};
+pub use junit::Outcome;
 pub use lab::{Lab, names};
 pub use node::Node;
 pub use options::{Cni, Families, Options, Proxy};
 pub use paths::{own_bin_dir, programs};
 pub use programs::{build as build_programs, check as check_programs};
+pub use report::Record;
 pub use supervisor::State;

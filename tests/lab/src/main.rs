@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use flowloom_lab::conformance::Conformance;
 use flowloom_lab::{Cni, Families, Lab, Options, Proxy, init, member, name_server};
 
 /// A real Kubernetes cluster on this machine (see docs/lab.md).
@@ -51,6 +52,10 @@ enum Verb {
         #[arg(long, default_value = "lab")]
         name: String,
     },
+    /// Run groups of upstream's suites on a cluster of their own; everything when none is named.
+    Conformance(Suites),
+    /// The names of the groups.
+    Groups,
     #[command(hide = true)]
     MemberStart { dir: PathBuf },
     #[command(hide = true)]
@@ -89,6 +94,29 @@ struct Up {
     suites: bool,
 }
 
+#[derive(clap::Args)]
+struct Suites {
+    groups: Vec<String>,
+    /// Tests at the same time.
+    #[arg(long, default_value_t = 3)]
+    procs: u8,
+    /// Use the cluster that is up under this name (`up --suites`), and leave it.
+    #[arg(long)]
+    on: Option<String>,
+    #[arg(long, default_value_t = 2)]
+    nodes: u8,
+    #[arg(long, value_enum, default_value = "flowloom")]
+    cni: Cni,
+    #[arg(long, value_enum, default_value = "dual")]
+    ip: Families,
+    /// Kill the first node's agent every so many seconds and start it again.
+    #[arg(long)]
+    kill_agent_every: Option<u64>,
+    /// Flags for the suite itself.
+    #[arg(last = true)]
+    more: Vec<String>,
+}
+
 fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(code) => code,
@@ -120,6 +148,8 @@ fn run(verb: Verb) -> Result<ExitCode> {
             return forward(&Lab::open(&name)?.exec_argv(&node, &words)?, &[]);
         }
         Verb::Status { name } => status(&name)?,
+        Verb::Conformance(suites) => conformance(suites)?,
+        Verb::Groups => flowloom_lab::suites::names().iter().for_each(|name| println!("{name}")),
         Verb::MemberStart { dir } => member::start_command(&dir)?,
         Verb::MemberInit { dir } => init::command(&dir)?,
         Verb::MemberEnter { dir, command } => match member::enter_command(&dir, &command)? {},
@@ -152,6 +182,35 @@ fn bring_up(up: Up) -> Result<()> {
         "cargo xtask lab kubectl get pods -A; cargo xtask lab exec n1 -- ip route; cargo xtask lab down"
     );
     Ok(())
+}
+
+fn conformance(asked: Suites) -> Result<()> {
+    let known = flowloom_lab::suites::names();
+    if let Some(unknown) = asked.groups.iter().find(|g| !known.contains(&g.as_str())) {
+        anyhow::bail!("no group {unknown}; there are: {}", known.join(", "));
+    }
+    let cluster = asked.on.map_or_else(
+        || {
+            let proxy = if asked.cni == Cni::Flowloom { Proxy::None } else { Proxy::KubeProxy };
+            Ok(Options {
+                nodes: asked.nodes,
+                cni: asked.cni,
+                proxy,
+                families: asked.ip,
+                suites: true,
+                owner: Some(std::process::id()),
+                ..Options::new("suites")
+            })
+        },
+        Err,
+    );
+    flowloom_lab::conformance::run(&Conformance {
+        groups: asked.groups,
+        cluster,
+        procs: asked.procs,
+        kill_agent_every: asked.kill_agent_every.map(std::time::Duration::from_secs),
+        more: asked.more,
+    })
 }
 
 fn status(name: &str) -> Result<()> {
