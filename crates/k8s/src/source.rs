@@ -1,0 +1,207 @@
+//! All watches together. A burst of changes becomes one update; before every kind's first list is complete there is none.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+
+use crate::translate::Held;
+use crate::watch::{Happening, Selection, follow};
+use crate::{
+    Client, Delta, EndpointSlice, LoadBalancer, Namespace, NetworkPolicy, Node, ObjectFault, ObjectName, Pod,
+    Translator,
+};
+
+/// How long a burst is gathered after its first change.
+const GATHER: Duration = Duration::from_millis(10);
+
+/// What changed.
+#[derive(Debug)]
+pub struct Update {
+    /// Parts of the world.
+    pub delta: Delta,
+    /// Everything that is wrong now.
+    pub faults: Vec<ObjectFault>,
+    /// Addresses of this node.
+    pub node_addresses: Vec<IpAddr>,
+    /// This node's object.
+    pub own_node: Option<Arc<Node>>,
+}
+
+/// How the watch of one kind stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KindStatus {
+    /// Whether its first list is complete.
+    pub listed: bool,
+    /// Objects known.
+    pub objects: usize,
+    /// Objects refused.
+    pub refused: usize,
+    /// When the server was last heard of.
+    pub heard: Option<SystemTime>,
+    /// When an object last changed.
+    pub changed: Option<SystemTime>,
+    /// Lists received.
+    pub lists: u64,
+    /// Times it was interrupted.
+    pub failures: u64,
+    /// Why, if it is now.
+    pub error: Option<String>,
+}
+
+/// How all of them stand; shared with whoever shows it.
+#[derive(Clone, Debug, Default)]
+pub struct SourceStatus(Arc<Mutex<BTreeMap<&'static str, KindStatus>>>);
+
+impl SourceStatus {
+    /// By kind, as in manifests.
+    #[must_use]
+    pub fn kinds(&self) -> BTreeMap<&'static str, KindStatus> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn with(&self, kind: &'static str, f: impl FnOnce(&mut KindStatus)) {
+        f(self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(kind).or_default());
+    }
+}
+
+/// One thing that a watch said.
+enum Said {
+    Alive,
+    Failed(String),
+    Listed(Change),
+    Changed(Change),
+}
+
+type Change = Box<dyn FnOnce(&mut Translator) + Send>;
+
+/// Follows every kind and hands updates to `deliver`, until that returns false.
+pub async fn run(
+    client: Client,
+    mut translator: Translator,
+    status: SourceStatus,
+    mut deliver: impl FnMut(Update) -> bool + Send,
+) {
+    let own = ObjectName::new("", translator.options().node.as_str());
+    let (sender, mut said) = mpsc::unbounded_channel();
+    let mut tasks = tokio::task::JoinSet::new();
+    follow_kind::<Node>(&mut tasks, &client, &sender);
+    follow_kind::<Namespace>(&mut tasks, &client, &sender);
+    follow_kind::<Pod>(&mut tasks, &client, &sender);
+    follow_kind::<LoadBalancer>(&mut tasks, &client, &sender);
+    follow_kind::<EndpointSlice>(&mut tasks, &client, &sender);
+    follow_kind::<NetworkPolicy>(&mut tasks, &client, &sender);
+    drop(sender);
+    while let Some(first) = said.recv().await {
+        let mut changed = take(first, &mut translator, &status);
+        let until = Instant::now() + GATHER;
+        while changed && let Ok(Some(next)) = timeout_at(until, said.recv()).await {
+            take(next, &mut translator, &status);
+        }
+        while let Ok(next) = said.try_recv() {
+            changed |= take(next, &mut translator, &status);
+        }
+        if !changed {
+            continue;
+        }
+        count(&translator, &status);
+        if !translator.waiting_for().is_empty() {
+            continue;
+        }
+        let delta = translator.delta();
+        let update = Update {
+            delta,
+            faults: translator.faults(),
+            node_addresses: translator.node_addresses(),
+            own_node: translator.cache::<Node>().object(&own).cloned(),
+        };
+        if !deliver(update) {
+            return;
+        }
+    }
+}
+
+/// Returns whether objects may have changed.
+fn take((kind, said): (&'static str, Said), translator: &mut Translator, status: &SourceStatus) -> bool {
+    let now = Some(SystemTime::now());
+    match said {
+        Said::Alive => {
+            status.with(kind, |s| (s.heard, s.error) = (now, None));
+            false
+        }
+        Said::Failed(error) => {
+            status.with(kind, |s| {
+                s.failures += 1;
+                s.error = Some(error);
+            });
+            false
+        }
+        Said::Listed(change) => {
+            change(translator);
+            status.with(kind, |s| {
+                s.lists += 1;
+                (s.listed, s.heard, s.changed, s.error) = (true, now, now, None);
+            });
+            true
+        }
+        Said::Changed(change) => {
+            change(translator);
+            status.with(kind, |s| (s.heard, s.changed) = (now, now));
+            true
+        }
+    }
+}
+
+fn count(translator: &Translator, status: &SourceStatus) {
+    fn of<T: Held>(translator: &Translator, status: &SourceStatus) {
+        let cache = translator.cache::<T>();
+        status.with(T::NAME, |s| (s.objects, s.refused) = (cache.len(), cache.refused().count()));
+    }
+    of::<Node>(translator, status);
+    of::<Namespace>(translator, status);
+    of::<Pod>(translator, status);
+    of::<LoadBalancer>(translator, status);
+    of::<EndpointSlice>(translator, status);
+    of::<NetworkPolicy>(translator, status);
+}
+
+fn follow_kind<T: Held>(
+    tasks: &mut tokio::task::JoinSet<()>,
+    client: &Client,
+    sender: &mpsc::UnboundedSender<(&'static str, Said)>,
+) {
+    let (client, sender) = (client.clone(), sender.clone());
+    // Seeds of the hasher are random; nothing here needs to be secret.
+    let jitter = RandomState::new().hash_one(T::NAME);
+    tasks.spawn(async move {
+        let selection = Selection::default();
+        let tell = |happening: Happening<T>| {
+            let said = match happening {
+                Happening::Alive => Said::Alive,
+                Happening::Failed(e) => {
+                    tracing::warn!(kind = T::NAME, error = %e, "watch interrupted");
+                    Said::Failed(e.to_string())
+                }
+                Happening::Listed(list) => {
+                    for (name, e) in list.iter().filter_map(|(name, o)| Some((name, o.as_ref().err()?))) {
+                        tracing::warn!(kind = T::NAME, %name, error = %e, "object refused");
+                    }
+                    Said::Listed(Box::new(move |t| t.replace::<T>(list)))
+                }
+                Happening::Put(name, object) => {
+                    if let Err(e) = &object {
+                        tracing::warn!(kind = T::NAME, %name, error = %e, "object refused");
+                    }
+                    Said::Changed(Box::new(move |t| t.put::<T>(&name, object)))
+                }
+                Happening::Gone(name) => Said::Changed(Box::new(move |t| t.remove::<T>(&name))),
+            };
+            sender.send((T::NAME, said)).is_ok()
+        };
+        follow::<T>(&client, &selection, jitter, tell).await;
+    });
+}

@@ -1,0 +1,306 @@
+//! Objects to nodes, subnets, endpoints, groups and services. Pure. What changed is translated again, and only that.
+
+mod node;
+mod pod;
+mod policy;
+mod service;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use flowloom_model::{
+    DEFAULT_VPC, Endpoint, EndpointKey, GroupName, Labels, NameError, NamedPort, Node, NodeName,
+    SecurityGroup, Service, ServiceName, Subnet, SubnetName, VpcName,
+};
+
+pub use self::pod::{POD_NAME, POD_NAMESPACE, POD_SERVICE_ACCOUNT, POD_UID, namespace_label};
+pub use self::service::host_ports;
+use crate::object;
+use crate::{Cache, EndpointSlice, HostPort, Kind, LoadBalancer, Namespace, NetworkPolicy, ObjectName, Pod};
+
+/// New value, or none for what is gone.
+pub type Changes<K, V> = BTreeMap<K, Option<V>>;
+
+/// What a node needs to know about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// This node.
+    pub node: NodeName,
+}
+
+/// A Pod that runs on this node: its attachment gives the addresses, this gives the rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalPod {
+    /// Which life of the name.
+    pub uid: String,
+    /// The UID under which the kubelet runs it, where that differs (static Pods).
+    pub mirror_of: String,
+    /// Name of its endpoint, unless another life of it still has it.
+    pub key: EndpointKey,
+    /// Labels, its namespace's included.
+    pub labels: Labels,
+    /// Policies that select it.
+    pub security_groups: BTreeSet<GroupName>,
+    /// Ports by name.
+    pub named_ports: Vec<NamedPort>,
+    /// Ports of this node.
+    pub host_ports: Vec<HostPort>,
+}
+
+impl LocalPod {
+    /// Whether a container runtime that names this UID (or none) speaks of this Pod.
+    #[must_use]
+    pub fn is(&self, uid: Option<&str>) -> bool {
+        uid.is_none_or(|uid| uid == self.uid || uid == self.mirror_of)
+    }
+}
+
+/// What is wrong with an object of the API.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ObjectFault {
+    /// As in manifests.
+    pub kind: &'static str,
+    /// Full name.
+    pub name: ObjectName,
+    /// CamelCase.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+impl fmt::Display for ObjectFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {} [{}]", self.kind, self.name, self.message, self.reason)
+    }
+}
+
+/// What changed in the parts of a world that stem from Kubernetes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Delta {
+    /// Nodes.
+    pub nodes: Changes<NodeName, Node>,
+    /// Their pod CIDRs.
+    pub subnets: Changes<(VpcName, SubnetName), Subnet>,
+    /// Pods of other nodes.
+    pub endpoints: Changes<EndpointKey, Arc<Endpoint>>,
+    /// Policies.
+    pub security_groups: Changes<(VpcName, GroupName), SecurityGroup>,
+    /// Services.
+    pub services: Changes<(VpcName, ServiceName), Service>,
+    /// Pods of this node.
+    pub local_pods: Changes<ObjectName, LocalPod>,
+}
+
+impl Delta {
+    /// Whether nothing changed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Names of what was touched since the last delta.
+#[derive(Debug, Default)]
+struct Dirty {
+    nodes: BTreeSet<ObjectName>,
+    pods: BTreeSet<ObjectName>,
+    policies: BTreeSet<ObjectName>,
+    services: BTreeSet<ObjectName>,
+}
+
+/// Holds the objects and says what they mean.
+#[derive(Debug)]
+pub struct Translator {
+    options: Options,
+    vpc: VpcName,
+    nodes: Cache<object::Node>,
+    namespaces: Cache<Namespace>,
+    pods: Cache<Pod>,
+    services: Cache<LoadBalancer>,
+    slices: Cache<EndpointSlice>,
+    policies: Cache<NetworkPolicy>,
+    /// Pod CIDRs in use, by node.
+    accepted: BTreeMap<ObjectName, Vec<ipnet::IpNet>>,
+    /// Slices of each service.
+    slices_of: BTreeMap<ObjectName, BTreeSet<ObjectName>>,
+    /// The service that each slice speaks of.
+    service_of: BTreeMap<ObjectName, ObjectName>,
+    /// Pods of other nodes that claim an address.
+    claims: BTreeMap<IpAddr, BTreeSet<ObjectName>>,
+    /// Addresses that each of them claims.
+    claimed: BTreeMap<ObjectName, Vec<IpAddr>>,
+    dirty: Dirty,
+    faults: BTreeMap<(&'static str, ObjectName), ObjectFault>,
+}
+
+/// A kind whose objects the translator holds.
+pub trait Held: Kind {
+    /// Where.
+    fn cache(translator: &Translator) -> &Cache<Self>;
+    /// The same, to change.
+    fn cache_mut(translator: &mut Translator) -> &mut Cache<Self>;
+    /// Notes what has to be translated again. Called before and after the object changes.
+    fn touch(translator: &mut Translator, name: &ObjectName);
+}
+
+macro_rules! held {
+    ($kind:ty, $field:ident, $touch:expr) => {
+        impl Held for $kind {
+            fn cache(translator: &Translator) -> &Cache<Self> {
+                &translator.$field
+            }
+            fn cache_mut(translator: &mut Translator) -> &mut Cache<Self> {
+                &mut translator.$field
+            }
+            fn touch(translator: &mut Translator, name: &ObjectName) {
+                let touch: fn(&mut Translator, &ObjectName) = $touch;
+                touch(translator, name);
+            }
+        }
+    };
+}
+
+held!(object::Node, nodes, |t, name| drop(t.dirty.nodes.insert(name.clone())));
+held!(Namespace, namespaces, |t, name| t.touch_pods_of(&name.name.clone()));
+held!(Pod, pods, |t, name| drop(t.dirty.pods.insert(name.clone())));
+held!(LoadBalancer, services, |t, name| drop(t.dirty.services.insert(name.clone())));
+held!(EndpointSlice, slices, |t, name| t.touch_slice(name));
+held!(NetworkPolicy, policies, |t, name| {
+    t.dirty.policies.insert(name.clone());
+    t.touch_pods_of(&name.namespace.clone());
+});
+
+impl Translator {
+    /// Knows nothing yet.
+    ///
+    /// # Errors
+    /// Never in practice: the default VPC's name is legal.
+    pub fn new(options: Options) -> Result<Self, NameError> {
+        Ok(Self {
+            options,
+            vpc: DEFAULT_VPC.parse()?,
+            nodes: Cache::default(),
+            namespaces: Cache::default(),
+            pods: Cache::default(),
+            services: Cache::default(),
+            slices: Cache::default(),
+            policies: Cache::default(),
+            accepted: BTreeMap::new(),
+            slices_of: BTreeMap::new(),
+            service_of: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            claimed: BTreeMap::new(),
+            dirty: Dirty::default(),
+            faults: BTreeMap::new(),
+        })
+    }
+
+    /// What it was made with.
+    #[must_use]
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Takes a new version of an object, good or refused.
+    pub fn put<T: Held>(&mut self, name: &ObjectName, object: Result<T, String>) {
+        if T::cache_mut(self).put(name, object) {
+            T::touch(self, name);
+        }
+    }
+
+    /// Forgets an object.
+    pub fn remove<T: Held>(&mut self, name: &ObjectName) {
+        if T::cache_mut(self).remove(name) {
+            T::touch(self, name);
+        }
+    }
+
+    /// Takes a complete list.
+    pub fn replace<T: Held>(&mut self, list: Vec<(ObjectName, Result<T, String>)>) {
+        for name in T::cache_mut(self).replace(list) {
+            T::touch(self, &name);
+        }
+    }
+
+    /// Objects of a kind.
+    #[must_use]
+    pub fn cache<T: Held>(&self) -> &Cache<T> {
+        T::cache(self)
+    }
+
+    /// Kinds whose first list is not complete. While there are any, nothing may be concluded from what is missing.
+    #[must_use]
+    pub fn waiting_for(&self) -> Vec<&'static str> {
+        [
+            (self.nodes.is_listed(), object::Node::NAME),
+            (self.namespaces.is_listed(), Namespace::NAME),
+            (self.pods.is_listed(), Pod::NAME),
+            (self.services.is_listed(), LoadBalancer::NAME),
+            (self.slices.is_listed(), EndpointSlice::NAME),
+            (self.policies.is_listed(), NetworkPolicy::NAME),
+        ]
+        .into_iter()
+        .filter_map(|(listed, kind)| (!listed).then_some(kind))
+        .collect()
+    }
+
+    /// Everything that is wrong, refused objects included.
+    #[must_use]
+    pub fn faults(&self) -> Vec<ObjectFault> {
+        let mut faults: Vec<ObjectFault> = self.faults.values().cloned().collect();
+        fn refused<T: Kind>(cache: &Cache<T>) -> impl Iterator<Item = ObjectFault> + use<'_, T> {
+            cache.refused().map(|(name, refused)| {
+                let stays = if refused.last_good { "; its last good version stays in force" } else { "" };
+                ObjectFault {
+                    kind: T::NAME,
+                    name: name.clone(),
+                    reason: "Refused",
+                    message: format!("{}{stays}", refused.reason),
+                }
+            })
+        }
+        faults.extend(refused(&self.nodes));
+        faults.extend(refused(&self.namespaces));
+        faults.extend(refused(&self.pods));
+        faults.extend(refused(&self.services));
+        faults.extend(refused(&self.slices));
+        faults.extend(refused(&self.policies));
+        faults.sort();
+        faults
+    }
+
+    /// Translates what was touched since the last call.
+    #[must_use]
+    pub fn delta(&mut self) -> Delta {
+        let dirty = std::mem::take(&mut self.dirty);
+        let mut delta = Delta::default();
+        if !dirty.nodes.is_empty() {
+            self.translate_nodes(&dirty.nodes, &mut delta);
+        }
+        for name in &dirty.policies {
+            self.translate_policy(name, &mut delta);
+        }
+        self.translate_pods(&dirty.pods, &mut delta);
+        for name in &dirty.services {
+            self.translate_service(name, &mut delta);
+        }
+        delta
+    }
+
+    fn touch_pods_of(&mut self, namespace: &str) {
+        let names = self.pods.of_namespace(namespace).map(|(name, _)| name.clone());
+        self.dirty.pods.extend(names);
+    }
+
+    fn fault(&mut self, kind: &'static str, name: &ObjectName, fault: Option<(&'static str, String)>) {
+        let key = (kind, name.clone());
+        match fault {
+            None => drop(self.faults.remove(&key)),
+            Some((reason, message)) => {
+                drop(self.faults.insert(key, ObjectFault { kind, name: name.clone(), reason, message }));
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Nodes and their pod CIDRs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use flowloom_model::{Node, NodeName, Subnet, SubnetName, joined};
+use ipnet::IpNet;
+
+use super::{Delta, Translator};
+use crate::object;
+use crate::{Kind, ObjectName};
+
+/// Name of the subnet that holds a node's pod CIDRs.
+pub(super) fn subnet_name(node: &str) -> Option<SubnetName> {
+    joined(&["node", node]).parse().ok()
+}
+
+fn one_per_family<T: Copy>(list: &[T], is_v4: impl Fn(&T) -> bool) -> Vec<T> {
+    let mut out: Vec<T> = Vec::new();
+    for item in list {
+        if !out.iter().any(|o| is_v4(o) == is_v4(item)) {
+            out.push(*item);
+        }
+    }
+    out
+}
+
+fn zone(node: &object::Node) -> Option<String> {
+    Some(node.zone.clone()).filter(|z| !z.is_empty())
+}
+
+/// What pod CIDRs must keep clear of.
+struct Taken<'a> {
+    addresses: BTreeMap<IpAddr, &'a ObjectName>,
+    services: BTreeSet<IpAddr>,
+    ranges: BTreeMap<IpNet, BTreeSet<&'a ObjectName>>,
+}
+
+impl Translator {
+    /// Addresses of this node, for host ports.
+    #[must_use]
+    pub fn node_addresses(&self) -> Vec<IpAddr> {
+        let name = ObjectName::new("", self.options.node.as_str());
+        self.nodes.object(&name).map(|n| n.internal.clone()).unwrap_or_default()
+    }
+
+    /// All of them, whichever changed: one may stand in another's way.
+    pub(super) fn translate_nodes(&mut self, dirty: &BTreeSet<ObjectName>, delta: &mut Delta) {
+        let mut names: BTreeSet<ObjectName> = self.nodes.iter().map(|(name, _)| name.clone()).collect();
+        names.extend(dirty.iter().cloned());
+        self.accepted.retain(|name, _| names.contains(name));
+        let mut taken =
+            Taken { addresses: BTreeMap::new(), services: BTreeSet::new(), ranges: BTreeMap::new() };
+        for (name, node) in self.nodes.iter() {
+            taken.addresses.extend(node.internal.iter().map(|ip| (*ip, name)));
+            for net in &node.pod_cidrs {
+                taken.ranges.entry(*net).or_default().insert(name);
+            }
+        }
+        taken.services.extend(self.services.iter().flat_map(|(_, s)| &s.cluster_ips));
+        let mut judged = Vec::new();
+        for name in names {
+            let (Ok(key), Some(subnet)) = (NodeName::new(&name.name), subnet_name(&name.name)) else {
+                continue;
+            };
+            let node = self.nodes.object(&name);
+            let fault = node.and_then(|node| self.fault_of(&name, node, &taken));
+            // What was right when it came stays: a conflict that comes later takes no running Pod off the network.
+            let known = node.is_some_and(|n| self.accepted.get(&name) == Some(&n.pod_cidrs));
+            let usable = node.filter(|n| !n.pod_cidrs.is_empty() && (known || fault.is_none()));
+            delta.nodes.insert(
+                key.clone(),
+                node.map(|n| Node {
+                    name: key.clone(),
+                    addresses: one_per_family(&n.internal, IpAddr::is_ipv4),
+                    zone: zone(n),
+                }),
+            );
+            let made = usable.map(|n| self.subnet(&subnet, &key, n));
+            delta.subnets.insert((self.vpc.clone(), subnet), made);
+            judged.push((usable.map(|n| n.pod_cidrs.clone()), name, fault));
+        }
+        for (accepted, name, fault) in judged {
+            match accepted {
+                Some(cidrs) => drop(self.accepted.insert(name.clone(), cidrs)),
+                None => drop(self.accepted.remove(&name)),
+            }
+            self.fault(object::Node::NAME, &name, fault);
+        }
+    }
+
+    fn subnet(&self, name: &SubnetName, key: &NodeName, node: &object::Node) -> Subnet {
+        let cidrs = one_per_family(&node.pod_cidrs, |n| n.addr().is_ipv4());
+        let local = *key == self.options.node;
+        // Another node's gateway is that node's own business: here it is an address like any other.
+        let gateways =
+            if local { cidrs.iter().filter_map(Subnet::default_gateway).collect() } else { Vec::new() };
+        Subnet {
+            vpc: self.vpc.clone(),
+            name: name.clone(),
+            cidrs,
+            gateways,
+            exclude: Vec::new(),
+            node: Some(key.clone()),
+            cni_ranges: Vec::new(),
+            mtu: None,
+        }
+    }
+
+    fn fault_of(
+        &self,
+        name: &ObjectName,
+        node: &object::Node,
+        taken: &Taken<'_>,
+    ) -> Option<(&'static str, String)> {
+        if node.internal.is_empty() {
+            return Some(("NoAddress", "it has no InternalIP yet: its kubelet reports one".into()));
+        }
+        if node.pod_cidrs.is_empty() {
+            let message =
+                "it has no pod CIDR yet: the controller manager allocates them (--allocate-node-cidrs)";
+            return Some(("NoPodCidr", message.into()));
+        }
+        let conflict = |message: String| Some(("PodCidrConflict", message));
+        for net in &node.pod_cidrs {
+            let inside = net.network()..=net.broadcast();
+            if let Some((ip, other)) = taken.addresses.range(inside.clone()).next() {
+                return conflict(format!("its pod CIDR {net} covers {ip}, an address of node {other}"));
+            }
+            if let Some(ip) = taken.services.range(inside).next() {
+                return conflict(format!("its pod CIDR {net} covers {ip}, the address of a Service"));
+            }
+            let wider = std::iter::successors(Some(*net), IpNet::supernet);
+            let mut rivals = wider
+                .filter_map(|n| taken.ranges.get_key_value(&n))
+                .chain(taken.ranges.iter().filter(|(n, _)| net.contains(*n) && *n != net))
+                .flat_map(|(n, names)| names.iter().map(move |other| (n, *other)));
+            // The elder keeps it.
+            let elder = |other: &ObjectName| {
+                let born = |n: &ObjectName| self.nodes.object(n).map(|o| o.created.clone());
+                (born(other), other) < (born(name), name)
+            };
+            if let Some((range, other)) = rivals.find(|(_, other)| *other != name && elder(other)) {
+                return conflict(format!("its pod CIDR {net} overlaps {range} of node {other}"));
+            }
+        }
+        None
+    }
+}

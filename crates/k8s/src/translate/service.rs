@@ -1,0 +1,137 @@
+//! Services with the backends of their EndpointSlices, and ports of this node that stand for a Pod's.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use flowloom_model::{Backend, BackendState, NodeName, Service, ServiceName, ServicePort, VpcName, joined};
+
+use super::{Delta, LocalPod, Translator};
+use crate::{LoadBalancer, LoadBalancerPort, ObjectName};
+
+impl Translator {
+    pub(super) fn touch_slice(&mut self, slice: &ObjectName) {
+        let now = self.slices.object(slice).filter(|s| !s.service.is_empty());
+        let now = now.map(|s| ObjectName::new(&slice.namespace, &s.service));
+        let before = self.service_of.remove(slice);
+        if let Some(service) = &before {
+            if let Some(set) = self.slices_of.get_mut(service) {
+                set.remove(slice);
+                if set.is_empty() {
+                    self.slices_of.remove(service);
+                }
+            }
+            self.dirty.services.insert(service.clone());
+        }
+        if let Some(service) = now {
+            self.slices_of.entry(service.clone()).or_default().insert(slice.clone());
+            self.service_of.insert(slice.clone(), service.clone());
+            self.dirty.services.insert(service);
+        }
+    }
+
+    pub(super) fn translate_service(&mut self, name: &ObjectName, delta: &mut Delta) {
+        let Ok(key) = ServiceName::new(joined(&[&name.namespace, &name.name])) else { return };
+        let made =
+            self.services.object(name).filter(|s| s.ignored.is_empty()).map(|s| self.service(name, &key, s));
+        delta.services.insert((self.vpc.clone(), key), made);
+    }
+
+    fn service(&self, name: &ObjectName, key: &ServiceName, from: &LoadBalancer) -> Service {
+        Service {
+            vpc: self.vpc.clone(),
+            name: key.clone(),
+            ports: from.ports.iter().map(|p| self.port(name, p)).collect(),
+            cluster_ips: from.cluster_ips.clone(),
+            external_ips: from.external_ips.clone(),
+            load_balancer_ips: from.load_balancer_ips.clone(),
+            affinity: from.affinity,
+            internal_local: from.internal_local,
+            external_local: from.external_local,
+            source_ranges: from.source_ranges.clone(),
+            health_check_port: from.health_check_port,
+        }
+    }
+
+    fn port(&self, service: &ObjectName, port: &LoadBalancerPort) -> ServicePort {
+        let mut made = ServicePort {
+            name: port.port_name(),
+            protocol: port.protocol,
+            port: port.port,
+            node_port: port.node_port,
+            host_addresses: BTreeSet::new(),
+            backends: Default::default(),
+        };
+        let slices = self.slices_of.get(service).into_iter().flatten();
+        for slice in slices.filter_map(|name| self.slices.object(name)) {
+            for own in slice.ports.iter().filter(|p| p.name == port.name && p.protocol == port.protocol) {
+                for endpoint in &slice.endpoints {
+                    let backend = Backend {
+                        node: endpoint.node.clone(),
+                        state: endpoint.state,
+                        zones: endpoint.zones.clone(),
+                        nodes: endpoint.nodes.clone(),
+                    };
+                    // While a Pod moves between slices it is in both: the better word counts.
+                    let place =
+                        made.backends.entry((endpoint.address, own.port)).or_insert_with(|| backend.clone());
+                    if backend.state < place.state {
+                        *place = backend;
+                    }
+                }
+            }
+        }
+        made
+    }
+}
+
+/// The service that stands for a local Pod's host ports, once its addresses are known.
+#[must_use]
+pub fn host_ports(
+    vpc: &VpcName,
+    node: &NodeName,
+    node_addresses: &[IpAddr],
+    pod: &LocalPod,
+    ips: &[IpAddr],
+) -> Option<Service> {
+    let name = ServiceName::new(joined(&["hostport", pod.key.name.as_str()])).ok()?;
+    let mut ports = Vec::new();
+    for port in &pod.host_ports {
+        for ip in ips {
+            let of_family = |a: &&IpAddr| a.is_ipv4() == ip.is_ipv4();
+            let host_addresses: BTreeSet<IpAddr> = match &port.address {
+                Some(address) => Some(address).into_iter().filter(of_family).copied().collect(),
+                None => node_addresses.iter().filter(of_family).copied().collect(),
+            };
+            if host_addresses.is_empty() {
+                continue;
+            }
+            let backend = Backend {
+                node: Some(node.clone()),
+                state: BackendState::Ready,
+                zones: BTreeSet::new(),
+                nodes: BTreeSet::new(),
+            };
+            ports.push(ServicePort {
+                name: None,
+                protocol: port.protocol,
+                port: port.host_port,
+                node_port: None,
+                host_addresses,
+                backends: [((*ip, port.port), backend)].into(),
+            });
+        }
+    }
+    (!ports.is_empty()).then(|| Service {
+        vpc: vpc.clone(),
+        name,
+        ports,
+        cluster_ips: BTreeSet::new(),
+        external_ips: BTreeSet::new(),
+        load_balancer_ips: BTreeSet::new(),
+        affinity: None,
+        internal_local: false,
+        external_local: false,
+        source_ranges: Vec::new(),
+        health_check_port: None,
+    })
+}
