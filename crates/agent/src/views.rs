@@ -188,6 +188,7 @@ impl Core {
                 O::Endpoint { endpoint } => ("endpoint", endpoint.to_string()),
                 O::Rule { vpc, group, rule } => ("rule", format!("{vpc}/{group}/{rule}")),
                 O::CidrGroup { vpc, group } => ("cidr_group", format!("{vpc}/{group}")),
+                O::Service { vpc, service } => ("service", format!("{vpc}/{service}")),
             };
             list.push(Complaint {
                 kind: kind.into(),

@@ -1,6 +1,8 @@
 //! What is wrong with one object, said to its owner. A bad object degrades alone.
 
-use flowloom_model::{CidrGroupName, EndpointKey, GroupName, NodeName, RuleName, SubnetName, VpcName};
+use flowloom_model::{
+    CidrGroupName, EndpointKey, GroupName, NodeName, RuleName, ServiceName, SubnetName, VpcName,
+};
 use serde::{Deserialize, Serialize};
 
 /// The object a condition speaks of.
@@ -45,6 +47,13 @@ pub enum ObjectRef {
         /// Its name.
         group: CidrGroupName,
     },
+    /// A service.
+    Service {
+        /// Its VPC.
+        vpc: VpcName,
+        /// Its name.
+        service: ServiceName,
+    },
 }
 
 impl std::fmt::Display for ObjectRef {
@@ -56,6 +65,7 @@ impl std::fmt::Display for ObjectRef {
             Self::Endpoint { endpoint } => write!(f, "endpoint {endpoint}"),
             Self::Rule { vpc, group, rule } => write!(f, "rule {vpc}/{group}/{rule}"),
             Self::CidrGroup { vpc, group } => write!(f, "cidr group {vpc}/{group}"),
+            Self::Service { vpc, service } => write!(f, "service {vpc}/{service}"),
         }
     }
 }

@@ -17,10 +17,11 @@ use flowloom_bpf_abi::{PolicyKey, peer_flags};
 use flowloom_model::{EndpointKey, VpcName};
 use ipnet::IpNet;
 
+use crate::fault::Fault;
 use crate::numbers::{LAST_IDENTITY, LAST_SLOT};
 use crate::{
     CompiledPolicy, EndpointPlan, Identity, IdentityFacts, NodePlan, Op, Peer, PolicyEntries, PolicySlot,
-    VpcId, reserved_facts,
+    VpcId, reserved_facts, services,
 };
 
 /// The operations that lead from `old` to `new`; none when they are equal. Both plans come from the same [`crate::Numbers`].
@@ -28,14 +29,26 @@ use crate::{
 /// Every state in between decides every packet (endpoint, direction, peer, protocol, port) as `old` or as `new` does.
 #[must_use]
 pub fn diff(old: &NodePlan, new: &NodePlan) -> Vec<Op> {
+    diff_with(old, new, Fault::None)
+}
+
+/// [`diff`] with a fault planted.
+pub(crate) fn diff_with(old: &NodePlan, new: &NodePlan, fault: Fault) -> Vec<Op> {
     match without_strangers(old, new) {
         Some(between) => {
-            let mut ops = Change::new(old, &between).ops();
-            ops.extend(Change::new(&between, new).ops());
+            let mut ops = change(old, &between, fault);
+            ops.extend(change(&between, new, fault));
             ops
         }
-        None => Change::new(old, new).ops(),
+        None => change(old, new, fault),
     }
+}
+
+/// Services first: new connections leave what goes after them. Their entries refer to nothing but each other.
+fn change(old: &NodePlan, new: &NodePlan, fault: Fault) -> Vec<Op> {
+    let mut ops = services::diff::ops(&old.services, &new.services, fault);
+    ops.extend(Change::new(old, new).ops());
+    ops
 }
 
 /// `old` without what only shares a number with something in `new`: a VPC whose VNI another VPC takes over, an endpoint that comes
@@ -62,6 +75,7 @@ fn without_strangers(old: &NodePlan, new: &NodePlan) -> Option<NodePlan> {
     between.ipcache.retain(|(id, _), _| !renamed.contains(id));
     between.identities.retain(|_, facts| !names.contains(&facts.vpc));
     between.policies.retain(|_, policy| !names.contains(&policy.spec().vpc));
+    between.services = old.services.without(&renamed);
     Some(between)
 }
 

@@ -61,11 +61,63 @@ pub enum Fault {
     /// Egress looks named ports up in the endpoint's own list.
     #[cfg(any(test, feature = "oracle"))]
     OwnPortForEgress,
+    /// Services: lists go before the frontends that name them move on.
+    #[cfg(any(test, feature = "oracle"))]
+    ListsRemovedFirst,
+    /// Services: frontends name lists that are not there yet.
+    #[cfg(any(test, feature = "oracle"))]
+    FrontendsFirst,
+    /// Services: source ranges go before frontends stop asking for them.
+    #[cfg(any(test, feature = "oracle"))]
+    RangesRemovedFirst,
+    /// Services: frontends of what is gone stay.
+    #[cfg(any(test, feature = "oracle"))]
+    FrontendsLeft,
+    /// Services: a list gets new contents under its old number.
+    #[cfg(any(test, feature = "oracle"))]
+    ListChangedInPlace,
+    /// Services: the last of several changes is not seen.
+    #[cfg(any(test, feature = "oracle"))]
+    ServiceForgotten,
+    /// Services: source ranges are not asked for.
+    #[cfg(any(test, feature = "oracle"))]
+    RangesIgnored,
+    /// Services: a Local policy is not one.
+    #[cfg(any(test, feature = "oracle"))]
+    LocalIgnored,
+    /// Services: backends that are not ready are used.
+    #[cfg(any(test, feature = "oracle"))]
+    NotReadyUsed,
+    /// Services: backends that are ending are never used.
+    #[cfg(any(test, feature = "oracle"))]
+    NoLastResort,
+    /// Services: hints count even when some backend has none.
+    #[cfg(any(test, feature = "oracle"))]
+    HintsWithoutFallback,
+    /// Services: of two that want an address the last one has it.
+    #[cfg(any(test, feature = "oracle"))]
+    LastClaimWins,
 }
 
 #[cfg(any(test, feature = "oracle"))]
 impl Fault {
-    /// Every fault that can be planted.
+    /// Every fault of services.
+    pub const SERVICES: [Self; 12] = [
+        Self::ListsRemovedFirst,
+        Self::FrontendsFirst,
+        Self::RangesRemovedFirst,
+        Self::FrontendsLeft,
+        Self::ListChangedInPlace,
+        Self::ServiceForgotten,
+        Self::RangesIgnored,
+        Self::LocalIgnored,
+        Self::NotReadyUsed,
+        Self::NoLastResort,
+        Self::HintsWithoutFallback,
+        Self::LastClaimWins,
+    ];
+
+    /// Every fault of policies.
     pub const ALL: [Self; 18] = [
         Self::PortByteOrder,
         Self::RangeOffByOne,

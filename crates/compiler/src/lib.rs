@@ -15,6 +15,8 @@ mod plan;
 mod policy;
 mod ports;
 mod questions;
+#[cfg(any(test, feature = "oracle"))]
+pub mod service_oracle;
 mod services;
 mod spec;
 #[cfg(test)]

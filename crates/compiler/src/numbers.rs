@@ -8,7 +8,10 @@ use flowloom_bpf_abi::identity::FIRST_USER;
 use flowloom_model::EndpointKey;
 use serde::{Deserialize, Serialize};
 
-use crate::{EndpointId, Identity, IdentityFacts, NodePlan, PolicySlot, PolicySpec, RuleId, RuleRef};
+use crate::services::numbers::ServiceNumbers;
+use crate::{
+    EndpointId, HeldServices, Identity, IdentityFacts, NodePlan, PolicySlot, PolicySpec, RuleId, RuleRef,
+};
 
 /// Last user identity; the numbers above are for the moments inside a change (see [`crate::diff`]).
 pub(crate) const LAST_IDENTITY: u32 = 0x7fff_ffff;
@@ -18,7 +21,7 @@ const LAST_ENDPOINT: u32 = flowloom_bpf_abi::MAX_ENDPOINTS - 1;
 
 /// What the node has numbered. The agent persists it (before it applies a plan that came out of it) and hands it to every
 /// compilation. A compilation that changes nothing leaves it equal to what it was.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Numbers {
     epoch: u64,
     identities: Pool<IdentityFacts>,
@@ -27,6 +30,9 @@ pub struct Numbers {
     endpoints: Pool<EndpointKey>,
     last_revision: u32,
     revisions: BTreeMap<u32, Revision>,
+    /// Not stored: the kernel's maps have them.
+    #[serde(skip)]
+    pub(crate) services: ServiceNumbers,
 }
 
 /// The slots an endpoint was compiled to, and the revision that stands for them.
@@ -47,9 +53,25 @@ impl Default for Numbers {
             endpoints: Pool::new(1, LAST_ENDPOINT),
             last_revision: 0,
             revisions: BTreeMap::new(),
+            services: ServiceNumbers::default(),
         }
     }
 }
+
+/// Equal when there is nothing to store anew.
+impl PartialEq for Numbers {
+    fn eq(&self, other: &Self) -> bool {
+        self.epoch == other.epoch
+            && self.last_revision == other.last_revision
+            && self.identities == other.identities
+            && self.slots == other.slots
+            && self.rules == other.rules
+            && self.endpoints == other.endpoints
+            && self.revisions == other.revisions
+    }
+}
+
+impl Eq for Numbers {}
 
 impl Numbers {
     /// Counts compilations that changed something. Note it after a plan was applied; once nothing in the kernel can name what
@@ -67,6 +89,12 @@ impl Numbers {
         for id in self.endpoints.release(epoch) {
             self.revisions.remove(&id);
         }
+    }
+
+    /// Takes over the numbers of services that the kernel's maps hold. Before the first compilation after a start: what did not change
+    /// keeps its numbers then.
+    pub fn adopt_services(&mut self, held: HeldServices) {
+        self.services.adopt(held);
     }
 
     /// How many retired numbers wait for [`Self::release_before`].

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use crate::{
-    BackendPlan, EndpointPlan, FrontendKey, FrontendPlan, ListId, NodeAddress, Peer, PolicyEntries, PolicySlot,
-    ServiceId, VpcId, VpcPlan,
+    BackendPlan, EndpointPlan, FrontendKey, FrontendPlan, ListId, NodeAddress, Peer, PolicyEntries,
+    PolicySlot, ServiceId, VpcId, VpcPlan,
 };
 use flowloom_bpf_abi::PolicyKey;
 

@@ -1,6 +1,6 @@
 //! Services of a node: what each address, protocol and port stands for there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -9,6 +9,18 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::VpcId;
+
+pub(crate) mod build;
+pub(crate) mod choose;
+pub(crate) mod diff;
+pub(crate) mod numbers;
+pub(crate) mod state;
+
+pub use build::FrontendKind;
+pub use choose::BackendUse;
+pub use diff::{EndedBackend, ended_backends};
+pub use numbers::HeldServices;
+pub use state::ServiceKey;
 
 /// A number of a service's port on this node; in the maps for affinity, source ranges and names. Never 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
@@ -46,7 +58,7 @@ pub struct FrontendKey {
 }
 
 /// What answers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FrontendPlan {
     /// The service's port.
     pub service: ServiceId,
@@ -107,6 +119,8 @@ pub struct ServicePart {
     pub ranges: BTreeMap<ServiceId, Arc<[IpNet]>>,
     /// Names of numbers.
     pub names: BTreeMap<ServiceId, ServiceRef>,
+    /// Backends of a port whose connections live on, whether new ones may use them here or not; by address and port.
+    pub keeps: BTreeMap<ServiceId, Arc<[BackendPlan]>>,
     /// Health-check port, and the local ready backends (distinct addresses): what the node answers there over HTTP.
     pub health_check: Option<(u16, usize)>,
 }
@@ -122,6 +136,17 @@ impl ServicePlan {
     #[must_use]
     pub fn parts(&self) -> &BTreeMap<(VpcName, ServiceName), Arc<ServicePart>> {
         &self.parts
+    }
+
+    /// The same without those of some VPCs.
+    pub(crate) fn without(&self, vpcs: &BTreeSet<VpcId>) -> Self {
+        let among = |part: &ServicePart| part.frontends.keys().any(|key| vpcs.contains(&key.vpc));
+        if vpcs.is_empty() || !self.parts.values().any(|part| among(part)) {
+            return self.clone();
+        }
+        let mut plan = self.clone();
+        Arc::make_mut(&mut plan.parts).retain(|_, part| !among(part));
+        plan
     }
 
     /// Every frontend, in the order of services. A key occurs once.

@@ -13,7 +13,7 @@ use flowloom_model::{
 };
 use ipnet::IpNet;
 
-use super::{Compilation, CompileOptions, Compiler, CompilerCache, SpecKey, VpcScope};
+use super::{Compilation, CompileOptions, Compiler, CompilerCache, Only, SpecKey, VpcScope};
 use crate::diff::both;
 use crate::questions::{Questions, host};
 use crate::{Condition, ConditionReason, Identity, NodePlan, Numbers, ObjectRef, PolicySlot, VpcId};
@@ -86,7 +86,7 @@ pub(super) fn resume(
     options: CompileOptions,
     numbers: &mut Numbers,
     cache: &mut CompilerCache,
-    only: Option<&BTreeSet<EndpointKey>>,
+    only: Option<Only<'_>>,
 ) -> Option<Compilation> {
     let Memo { mut inputs, epoch, questions, specs, holders, plan, conditions } = memo;
     let same_frame = || {
@@ -106,6 +106,7 @@ pub(super) fn resume(
     }
     let changed: Vec<Pair<'_>> = match only {
         Some(only) => only
+            .endpoints
             .iter()
             .map(|key| (inputs.endpoints.get(key), world.endpoints.get(key)))
             .filter(|(before, after)| before != after)
@@ -160,6 +161,7 @@ pub(super) fn resume(
         holders,
         new_policies: false,
         questions,
+        only_services: only.map(|only| only.services),
     };
     for (name, scope) in &scopes {
         let of_vpc = |e: &&Arc<Endpoint>| e.vpc == *name;

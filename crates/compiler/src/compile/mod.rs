@@ -17,9 +17,10 @@ use ipnet::IpNet;
 use self::memo::{Inputs, Memo};
 use crate::fault::{Fault, planted};
 use crate::questions::{Questions, host};
+use crate::services::state::ServiceMemo;
 use crate::{
     CompiledPolicy, Condition, ConditionReason, EndpointFacts, Identity, IdentityFacts, NodeAddress,
-    NodePlan, Numbers, ObjectRef, Peer, PolicySlot, VpcId, VpcPlan, everywhere, reserved_facts,
+    NodePlan, Numbers, ObjectRef, Peer, PolicySlot, ServiceKey, VpcId, VpcPlan, everywhere, reserved_facts,
 };
 
 /// What came out of a world.
@@ -43,6 +44,7 @@ pub struct CompileOptions {
 #[derive(Debug, Default)]
 pub struct CompilerCache {
     memo: Option<Memo>,
+    pub(crate) services: ServiceMemo,
     #[cfg(test)]
     resumed: u64,
     policies: HashMap<PolicySlot, Arc<CompiledPolicy>>,
@@ -84,8 +86,31 @@ pub fn compile_with(
     compile_from(world, local, options, numbers, cache, None)
 }
 
-/// [`compile_with`], where the caller knows that since the last compilation with this cache nothing changed but these endpoints
-/// (came, went, or are different): finding that out is most of the cost of a small change in a large world.
+/// What may differ from the last compilation: came, went, or is different.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Endpoints.
+    pub endpoints: BTreeSet<EndpointKey>,
+    /// Services.
+    pub services: BTreeSet<ServiceKey>,
+}
+
+/// [`compile_with`], where the caller knows that since the last compilation with this cache nothing changed but this: finding that out
+/// is most of the cost of a small change in a large world.
+#[must_use]
+pub fn compile_changes(
+    world: &World,
+    local: &NodeName,
+    options: CompileOptions,
+    numbers: &mut Numbers,
+    cache: &mut CompilerCache,
+    changes: &Changes,
+) -> Compilation {
+    let only = Only { endpoints: &changes.endpoints, services: &changes.services };
+    compile_from(world, local, options, numbers, cache, Some(only))
+}
+
+/// [`compile_changes`] for endpoints only.
 #[must_use]
 pub fn compile_endpoints(
     world: &World,
@@ -95,7 +120,15 @@ pub fn compile_endpoints(
     cache: &mut CompilerCache,
     changed: &BTreeSet<EndpointKey>,
 ) -> Compilation {
-    compile_from(world, local, options, numbers, cache, Some(changed))
+    let only = Only { endpoints: changed, services: &BTreeSet::new() };
+    compile_from(world, local, options, numbers, cache, Some(only))
+}
+
+/// [`Changes`], borrowed.
+#[derive(Clone, Copy)]
+struct Only<'a> {
+    endpoints: &'a BTreeSet<EndpointKey>,
+    services: &'a BTreeSet<ServiceKey>,
 }
 
 fn compile_from(
@@ -104,7 +137,7 @@ fn compile_from(
     options: CompileOptions,
     numbers: &mut Numbers,
     cache: &mut CompilerCache,
-    only: Option<&BTreeSet<EndpointKey>>,
+    only: Option<Only<'_>>,
 ) -> Compilation {
     if let Some(memo) = cache.memo.take()
         && let Some(compilation) = memo::resume(memo, world, local, options, numbers, cache, only)
@@ -127,6 +160,7 @@ fn compile_from(
         holders: HashMap::new(),
         new_policies: false,
         questions: BTreeMap::new(),
+        only_services: only.map(|only| only.services),
     };
     compiler.nodes();
     compiler.vpcs();
@@ -152,6 +186,8 @@ struct Compiler<'a> {
     new_policies: bool,
     /// What the rules of each VPC in the plan ask.
     questions: BTreeMap<VpcId, Arc<Questions>>,
+    /// The services that may differ from the last compilation; `None`: any.
+    only_services: Option<&'a BTreeSet<ServiceKey>>,
 }
 
 /// One VPC while it is compiled.
@@ -431,12 +467,19 @@ impl<'a> Compiler<'a> {
     fn finish(mut self, inputs: Inputs) -> Compilation {
         self.conditions.sort();
         self.conditions.dedup();
+        let services = &mut self.cache.services;
+        let (numbers, fault) = (&mut self.numbers.services, self.cache.fault);
+        self.plan.services =
+            services.update(self.world, self.local, &self.plan, self.only_services, numbers, fault);
         let plan = &self.plan;
         self.numbers.settle(plan);
         self.cache.policies.retain(|slot, _| plan.policies.contains_key(slot));
         self.specs
             .retain(|_, slots| slots.is_some_and(|s| s.iter().all(|slot| plan.policies.contains_key(slot))));
-        let compilation = Compilation { plan: self.plan.clone(), conditions: self.conditions.clone() };
+        let mut conditions = self.conditions.clone();
+        conditions.extend(self.cache.services.conditions().cloned());
+        conditions.sort();
+        let compilation = Compilation { plan: self.plan.clone(), conditions };
         self.remember(inputs);
         compilation
     }

@@ -5,6 +5,7 @@ mod explanations;
 mod numbering;
 mod reported;
 mod sample;
+mod services;
 mod transitions;
 mod truth_table;
 
