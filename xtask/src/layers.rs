@@ -40,6 +40,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("flowloom", &["flowloom-api", "flowloom-bpf-abi", "flowloom-model"]),
     ("flowloom-testkit", &["flowloom-netlink"]),
+    ("flowloom-lab", &["flowloom-testkit"]),
     ("flowloom-tests-netns", &["*"]),
     ("flowloom-tests-e2e", &["*"]),
     ("flowloom-benches", &["*"]),
@@ -109,7 +110,7 @@ fn faults(metadata: &Value) -> Result<Vec<String>> {
             }
             if target == "flowloom-testkit"
                 && !name.starts_with("flowloom-tests-")
-                && name != "flowloom-benches"
+                && !["flowloom-benches", "flowloom-lab"].contains(&name.as_str())
             {
                 faults.push(format!("{name} ships the test kit: make it a dev-dependency"));
             }

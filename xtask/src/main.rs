@@ -4,6 +4,7 @@ mod abi;
 mod bpf;
 mod check;
 mod features;
+mod lab;
 mod layers;
 mod run;
 mod tiers;
@@ -23,12 +24,14 @@ enum Command {
     Bpf(bpf::Args),
     /// Formatting, lints, layers, licences, links, ABI: all that needs neither root nor the BPF toolchain.
     Check(check::Args),
-    /// Run test tiers: check, unit, kernel, e2e, demo (all when none is named).
+    /// Run test tiers: check, unit, kernel, e2e, demo (all when none is named); k8s and conformance by name.
     Test(tiers::Args),
     /// Build everything and run the demonstration.
     Demo(tiers::DemoArgs),
     /// Measure against peers in the same run; writes docs/benchmarks.json and .md.
     Bench(tiers::BenchArgs),
+    /// A real Kubernetes cluster on this machine: build, up, down, kubectl, exec, status (docs/lab.md).
+    Lab(lab::Args),
     /// Record the layout of the map ABI after a deliberate change (`docs/abi.lock`).
     Abi(abi::Args),
 }
@@ -40,6 +43,7 @@ fn main() -> anyhow::Result<()> {
         Command::Test(args) => tiers::run(&args),
         Command::Demo(args) => tiers::demo(&args),
         Command::Bench(args) => tiers::bench(&args),
+        Command::Lab(args) => lab::run(&args),
         Command::Abi(args) => abi::run(&args),
     }
 }

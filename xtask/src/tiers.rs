@@ -6,11 +6,13 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
-use crate::{bpf, check, run};
+use crate::{bpf, check, lab, run};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Tiers to run, in this order: check, unit, kernel, e2e, demo. All when none is named.
+    /// Tiers to run, in this order: check, unit, kernel, e2e, demo. All when none is named. By name only: k8s; and
+    /// `conformance [GROUP]...`, upstream's suites.
+    #[arg(allow_hyphen_values = true)]
     tiers: Vec<String>,
 }
 
@@ -39,15 +41,25 @@ const TIERS: &[Tier] = &[
     ("demo", || demo(&DemoArgs { keep: false })),
 ];
 
+/// Run when they are named: they need Kubernetes' programs (`cargo xtask lab build`, minutes once).
+const BY_NAME: &[Tier] = &[("k8s", lab::tier)];
+
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let known: Vec<_> = TIERS.iter().map(|t| t.0).collect();
+    if let Some((first, groups)) = args.tiers.split_first()
+        && first == "conformance"
+    {
+        root_needed()?;
+        return lab::conformance(groups);
+    }
+    let known: Vec<_> = TIERS.iter().chain(BY_NAME).map(|t| t.0).collect();
     if let Some(unknown) = args.tiers.iter().find(|t| !known.contains(&t.as_str())) {
         bail!("no tier {unknown}; there are: {}", known.join(", "));
     }
     let mut summary = Vec::new();
     let mut failed = Vec::new();
-    for (name, tier) in TIERS {
-        if !args.tiers.is_empty() && !args.tiers.iter().any(|t| t == name) {
+    let by_default = |name: &str| args.tiers.is_empty() && TIERS.iter().any(|t| t.0 == name);
+    for (name, tier) in TIERS.iter().chain(BY_NAME) {
+        if !by_default(name) && !args.tiers.iter().any(|t| t == name) {
             continue;
         }
         println!("== {name}");
@@ -71,7 +83,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Unit and property tests of every crate: no root, no BPF toolchain.
 fn unit() -> Result<()> {
-    cargo_test(&["--workspace", "--exclude", "flowloom-tests-netns", "--exclude", "flowloom-tests-e2e"])
+    let others = ["flowloom-tests-netns", "flowloom-tests-e2e"].map(|p| ["--exclude", p]);
+    // The lab's own units belong here; its clusters are tier k8s.
+    cargo_test(&[&["--workspace", "--exclude", "flowloom-lab"], others.as_flattened()].concat())?;
+    cargo_test(&["-p", "flowloom-lab", "--lib", "--bins"])
 }
 
 /// Programs, maps and namespaces of the real kernel.
@@ -119,7 +134,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
 }
 
 /// Builds the programs, then the binaries that embed them.
-fn binaries() -> Result<()> {
+pub(crate) fn binaries() -> Result<()> {
     root_needed()?;
     bpf::build()?;
     run::succeed(&mut run::command(
@@ -141,13 +156,13 @@ fn binaries() -> Result<()> {
     ))
 }
 
-fn bin_dir() -> PathBuf {
+pub(crate) fn bin_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| run::root().join("target"), PathBuf::from)
         .join("debug")
 }
 
-fn cargo_test(args: &[&str]) -> Result<()> {
+pub(crate) fn cargo_test(args: &[&str]) -> Result<()> {
     run::succeed(&mut test_command(args))
 }
 

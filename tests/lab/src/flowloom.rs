@@ -37,7 +37,7 @@ pub(crate) fn install(lab: &Lab) -> Result<()> {
             "cgroup_root": cgroup_root,
             "routes": "direct",
             "masquerade": {"enabled": true, "except": POD_CIDRS},
-            "kubernetes": {"kubeconfig": kubeconfig},
+            "kubernetes": {"enabled": true, "kubeconfig": kubeconfig},
         });
         write_private(&node.dir().join("agent.yaml"), &serde_json::to_string_pretty(&config)?)?;
         node.start_agent()?;

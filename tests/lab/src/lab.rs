@@ -66,9 +66,15 @@ impl Lab {
         Ok(Self { options: serde_json::from_slice(&text)?, state: state.canonicalize()?, guarded: false })
     }
 
-    /// Leaves it running when this is dropped.
-    pub fn keep(&mut self) {
+    /// Leaves it running when this is dropped, and after this process.
+    ///
+    /// # Errors
+    /// When its state cannot be written.
+    pub fn keep(&mut self) -> Result<()> {
+        self.options.owner = None;
+        fs::write(self.state.join(FILE), serde_json::to_vec_pretty(&self.options)?)?;
         self.guarded = false;
+        Ok(())
     }
 
     /// Ends everything and removes all it made. Harmless when there is nothing.
@@ -360,8 +366,8 @@ impl Lab {
         }
         let cidrs = self.nodes()?.iter().map(|n| n.wait_pod_cidrs(PATIENCE)).collect::<Result<Vec<_>>>()?;
         self.route_from_control_plane(&cidrs)?;
-        if let Some(dir) = &self.options.manifests {
-            self.apply_manifests(dir)?;
+        if let Some(dir) = self.manifests() {
+            self.apply_manifests(&dir)?;
         }
         match self.options.cni {
             Cni::Reference => reference::install(self, &cidrs)?,
@@ -373,6 +379,12 @@ impl Lab {
             self.start_dns()?;
         }
         Ok(())
+    }
+
+    /// flowloom's own are the repository's unless another directory is named.
+    fn manifests(&self) -> Option<PathBuf> {
+        let own = || (self.options.cni == Cni::Flowloom).then(|| paths::source().join("../../deploy"));
+        self.options.manifests.clone().or_else(own)
     }
 
     fn create_pki(&self) -> Result<()> {
@@ -470,10 +482,10 @@ pub fn names() -> Vec<String> {
 fn sweep() {
     for name in names() {
         let owner = Lab::open(&name).ok().and_then(|lab| lab.options.owner);
-        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            if let Err(e) = Lab::down(&name) {
-                eprintln!("lab {name}, left by a killed test: {e:#}");
-            }
+        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+            && let Err(e) = Lab::down(&name)
+        {
+            eprintln!("lab {name}, left by a killed test: {e:#}");
         }
     }
 }

@@ -168,10 +168,12 @@ fn bring_up(up: Up) -> Result<()> {
         families: up.ip,
         manifests: up.manifests,
         suites: up.suites,
+        // Until it is up: what an interrupted `up` leaves, the next one removes.
+        owner: Some(std::process::id()),
         ..Options::new(&up.name)
     };
     let mut lab = Lab::up(options)?;
-    lab.keep();
+    lab.keep()?;
     println!(
         "lab {}: up in {:.1} s, state in {}",
         up.name,

@@ -50,7 +50,8 @@ pub struct Options {
     pub proxy: Proxy,
     /// Address families.
     pub families: Families,
-    /// Directory of manifests to apply (`deploy/`): namespaces, RBAC, CRDs and the rest, but no workloads.
+    /// Directory of manifests to apply: namespaces, RBAC, CRDs and the rest, but no workloads. With flowloom, the
+    /// repository's `deploy/` unless another is named.
     pub manifests: Option<PathBuf>,
     /// Load the images that upstream's suites run, and start the cluster's DNS.
     pub suites: bool,
