@@ -26,19 +26,24 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("flowloom-api", &[]),
+    ("flowloom-k8s", &["flowloom-model"]),
     ("flowloom-cni", &["flowloom-api", "flowloom-netlink"]),
     (
         "flowloom-agent",
         &[
             "flowloom-api",
             "flowloom-bpf-abi",
+            "flowloom-cni",
             "flowloom-compiler",
             "flowloom-datapath",
+            "flowloom-k8s",
             "flowloom-model",
             "flowloom-netlink",
         ],
     ),
     ("flowloom", &["flowloom-api", "flowloom-bpf-abi", "flowloom-model"]),
+    ("flowloom-controller", &["flowloom-api", "flowloom-k8s", "flowloom-model"]),
+    ("flowloom-deploy", &["flowloom-k8s"]),
     ("flowloom-testkit", &["flowloom-netlink"]),
     ("flowloom-lab", &["flowloom-testkit"]),
     ("flowloom-tests-netns", &["*"]),
@@ -53,6 +58,7 @@ const NEVER: &[(&str, &[&str])] = &[
     ("flowloom-model", &["tokio", "aya", "nix", "libc"]),
     ("flowloom-compiler", &["tokio", "aya", "nix"]),
     ("flowloom-bpf-logic", &["aya", "libc"]),
+    ("flowloom-controller", &["aya", "rtnetlink", "flowloom-bpf-abi"]),
 ];
 
 pub(crate) fn check() -> Result<()> {

@@ -16,7 +16,7 @@ use crate::source;
 use crate::store::Store;
 use crate::threads::{self, Stop};
 use crate::wiring::{Host, Wiring};
-use crate::{api, uninstall};
+use crate::{api, replay, uninstall};
 
 fn datapath_config(config: &Config) -> DatapathConfig {
     DatapathConfig {
@@ -60,6 +60,8 @@ pub fn run(config: Config) -> Result<()> {
     threads::read_events(&view, events).context("reading events")?;
     threads::watch_network(handle.clone()).context("watching the network")?;
     let _watcher = watch_document(&config, &handle);
+    let _queue = replay::watch(&config.state_dir, handle.clone())
+        .inspect_err(|e| tracing::error!(error = %e, "the queue of DELs is not watched"));
     let stop = Arc::new(Stop::default());
     let every = Duration::from_secs(config.conntrack.sweep_seconds);
     let sweeper =

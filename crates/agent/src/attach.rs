@@ -32,6 +32,9 @@ impl Core {
         let mut answers: Vec<Option<Added>> = requests.iter().map(|_| None).collect();
         let (mut fresh, mut known): (Vec<Arriving>, Vec<usize>) = (Vec::new(), Vec::new());
         let (start, writes_before) = (Instant::now(), writes::total());
+        if self.require_document().is_ok() {
+            self.replay_of(requests.iter().map(|r| &r.attachment));
+        }
         for (at, request) in requests.iter().enumerate() {
             let mut stages = Stages::new();
             if let Err(e) = self.require_document().and_then(|()| check_request(request)) {
@@ -133,6 +136,7 @@ impl Core {
             netns: cni.netns,
             network: cni.network,
             args: cni.args,
+            runtime: cni.runtime,
         };
         let record = self.reserve(&request)?;
         let mut one = [Arriving { at: arriving.at, record, stages: Stages::new() }];
@@ -243,6 +247,9 @@ impl Core {
             }
         }
         arriving.stages.done("routes");
+        // The last thing before the answer: whoever reacts to new links has had the whole ADD for it.
+        let key = arriving.record.key.clone();
+        self.overtake(&key);
         Ok(self.result(&arriving.record, &plan))
     }
 }

@@ -2,11 +2,14 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
-use flowloom_api::v1::{self, ApiError, CniAttachment, ErrorCode};
+use flowloom_api::v1::{self, ApiError, CniAttachment, CniNetwork, ErrorCode};
 use flowloom_compiler::EndpointPlan;
-use flowloom_model::{Attachment, DEFAULT_VPC, EndpointKey, EndpointName, GroupName, SubnetName, VpcName};
+use flowloom_model::{
+    Attachment, DEFAULT_VPC, Endpoint, EndpointKey, EndpointName, GroupName, Mac, SubnetName, VpcName,
+};
 use ipnet::IpNet;
 
 use crate::core::Core;
@@ -58,7 +61,7 @@ impl Core {
         self.records.values().find(|r| r.cni.as_ref().is_some_and(|c| c.attachment == *attachment))
     }
 
-    pub(crate) fn time(&mut self, command: &str, attachment: &CniAttachment, ok: bool, stages: &Stages) {
+    pub(crate) fn time(&mut self, command: &str, attachment: &impl ToString, ok: bool, stages: &Stages) {
         while self.timings.len() >= TIMINGS {
             self.timings.pop_front();
         }
@@ -80,9 +83,13 @@ impl Core {
         let Some(cni) = &record.cni else {
             return Err(error(ErrorCode::Internal, "an attachment without itself"));
         };
-        if cni.netns != request.netns || cni.network != request.network || cni.args != request.args {
+        if cni.netns != request.netns
+            || cni.network != request.network
+            || cni.args != request.args
+            || cni.runtime != request.runtime
+        {
             let message = format!(
-                "{} is attached as endpoint {} already, with another namespace, network or arguments; DEL it first",
+                "{} is attached as endpoint {} already, with another namespace, network, arguments or runtime configuration; DEL it first",
                 request.attachment, record.key
             );
             return Err(error(ErrorCode::AttachmentConflict, message));
@@ -110,14 +117,10 @@ impl Core {
     /// Decides what the endpoint is and takes its addresses. Only memory changes.
     pub(crate) fn reserve(&mut self, request: &v1::CniAddRequest) -> Result<Record, ApiError> {
         let network = &request.network;
-        let vpc_text = network.vpc.as_deref().unwrap_or(DEFAULT_VPC);
-        let vpc: VpcName =
-            vpc_text.parse().map_err(|e| error(ErrorCode::InvalidRequest, format!("vpc: {e}")))?;
-        if !self.world.vpcs.contains_key(&vpc) {
-            return Err(error(ErrorCode::NotFound, format!("vpc {vpc} does not exist in the document")));
-        }
+        let vpc = self.vpc_of(network)?;
+        self.check_ports(request)?;
         let (key, own) = match request.args.get("FLOWLOOM_ENDPOINT").filter(|v| !v.is_empty()) {
-            Some(name) => (self.bind(&vpc, name)?, None),
+            Some(name) => (self.bind(&vpc, name, &request.runtime)?, None),
             None => self.own(&vpc, request)?,
         };
         let record = Record {
@@ -132,6 +135,8 @@ impl Core {
                 netns: request.netns.clone(),
                 network: network.clone(),
                 args: request.args.clone(),
+                runtime: request.runtime.clone(),
+                added: flowloom_cni::clock::now().ok(),
                 endpoint: own,
             }),
         };
@@ -143,7 +148,7 @@ impl Core {
     }
 
     /// An endpoint of the document that waits for a CNI request.
-    fn bind(&self, vpc: &VpcName, name: &str) -> Result<EndpointKey, ApiError> {
+    fn bind(&self, vpc: &VpcName, name: &str, runtime: &v1::CniRuntime) -> Result<EndpointKey, ApiError> {
         let name: EndpointName =
             name.parse().map_err(|e| error(ErrorCode::InvalidRequest, format!("FLOWLOOM_ENDPOINT: {e}")))?;
         let key = EndpointKey { vpc: vpc.clone(), name };
@@ -159,6 +164,10 @@ impl Core {
             let message = format!("endpoint {key} is wired by the document; give it `cni: true` to bind it");
             return Err(error(ErrorCode::Conflict, message));
         }
+        if !runtime.ips.is_empty() || runtime.mac.is_some() {
+            let message = format!("endpoint {key} has its addresses from the document: ask for none");
+            return Err(error(ErrorCode::Conflict, message));
+        }
         if let Some(other) = self.records.get(&key).and_then(|r| r.cni.as_ref()) {
             return Err(error(ErrorCode::InUse, format!("endpoint {key} is bound to {}", other.attachment)));
         }
@@ -172,35 +181,56 @@ impl Core {
         request: &v1::CniAddRequest,
     ) -> Result<(EndpointKey, Option<OwnEndpoint>), ApiError> {
         let network = &request.network;
-        let mut groups = Vec::new();
-        for group in &network.security_groups {
-            let name: GroupName = group
-                .parse()
-                .map_err(|e| error(ErrorCode::InvalidRequest, format!("security_groups: {e}")))?;
-            if !self.world.security_groups.contains_key(&(vpc.clone(), name.clone())) {
-                return Err(error(
-                    ErrorCode::NotFound,
-                    format!("security group {vpc}/{name} does not exist"),
-                ));
-            }
-            groups.push(name);
-        }
-        let wanted: Option<SubnetName> = network
-            .subnet
-            .as_ref()
-            .map(|s| s.parse())
-            .transpose()
-            .map_err(|e| error(ErrorCode::InvalidRequest, format!("subnet: {e}")))?;
+        let groups = self.groups_of(vpc, network)?;
+        let wanted = subnet_of(network)?;
+        let mac = self.mac_of(vpc, request)?;
         let taken = |name: &EndpointName| {
             self.world.endpoints.contains_key(&EndpointKey { vpc: vpc.clone(), name: name.clone() })
         };
         let name = endpoint_name(&request.attachment, &request.args, taken).ok_or_else(|| {
             error(ErrorCode::InUse, "another endpoint has the name that this attachment would get")
         })?;
-        let (subnet, ips) = self.ipam.acquire(vpc, wanted.as_ref(), &request.attachment, Self::now())?;
-        let own =
-            OwnEndpoint { subnet, ips, security_groups: groups, labels: labels(network, &request.args) };
+        let (asked, now) = (&request.runtime.ips, Self::now());
+        let (subnet, ips) = self.ipam.acquire(vpc, wanted.as_ref(), asked, &request.attachment, now)?;
+        let labels = labels(network, &request.args);
+        let own = OwnEndpoint { subnet, ips, mac, security_groups: groups, labels };
         Ok((EndpointKey { vpc: vpc.clone(), name }, Some(own)))
+    }
+
+    /// The MAC that the runtime asks for.
+    fn mac_of(&self, vpc: &VpcName, request: &v1::CniAddRequest) -> Result<Option<Mac>, ApiError> {
+        let Some(text) = &request.runtime.mac else { return Ok(None) };
+        let mac: Mac = text.parse().map_err(|e| error(ErrorCode::InvalidRequest, format!("mac: {e}")))?;
+        let has_it = |e: &&Arc<Endpoint>| e.vpc == *vpc && e.effective_mac() == Some(mac);
+        if mac == Mac::GATEWAY || mac.0[0] & 1 != 0 {
+            return Err(error(ErrorCode::InvalidRequest, format!("mac: {mac} is no workload's to have")));
+        }
+        match self.world.endpoints.values().find(has_it) {
+            Some(other) => {
+                Err(error(ErrorCode::InUse, format!("mac {mac} belongs to endpoint {}", other.key())))
+            }
+            None => Ok(Some(mac)),
+        }
+    }
+
+    /// Host ports are taken when they are served, and by one attachment each.
+    fn check_ports(&self, request: &v1::CniAddRequest) -> Result<(), ApiError> {
+        let asked = &request.runtime.port_mappings;
+        if asked.is_empty() {
+            return Ok(());
+        }
+        if !self.config.cni.port_mappings {
+            let message = "host ports are not served on this node: set cni.port_mappings in the agent's configuration, or remove the capability portMappings from the network's";
+            return Err(error(ErrorCode::InvalidRequest, message));
+        }
+        for (record, cni) in self.records.values().filter_map(|r| Some((r, r.cni.as_ref()?))) {
+            let meets = |a: &v1::CniPortMapping| cni.runtime.port_mappings.iter().any(|b| collide(a, b));
+            if let Some(port) = asked.iter().find(|a| meets(a)) {
+                let message = format!("host port {} belongs to endpoint {}", port.host_port, record.key);
+                return Err(error(ErrorCode::InUse, message));
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn result(&self, record: &Record, plan: &EndpointPlan) -> v1::CniAddResult {
@@ -272,18 +302,114 @@ impl Core {
         Ok(v1::CniChecked { endpoint: record.key.to_string() })
     }
 
-    pub(crate) fn cni_status(&self) -> v1::CniStatus {
-        let vpc: Option<VpcName> = DEFAULT_VPC.parse().ok();
-        let available = vpc.map_or(0, |v| self.ipam.available(&v));
-        match self.require_document() {
-            Err(e) => v1::CniStatus { ready: false, message: e.message, available_addresses: available },
-            Ok(()) => v1::CniStatus { ready: true, message: String::new(), available_addresses: available },
+    /// Whether an ADD that names this network can be served.
+    pub(crate) fn cni_status(&self, network: &CniNetwork) -> v1::CniStatus {
+        let judged = self.require_document().and_then(|()| self.grantable(network));
+        match judged {
+            Ok(available_addresses) => {
+                v1::CniStatus { ready: true, message: String::new(), limited: false, available_addresses }
+            }
+            Err(e) => v1::CniStatus {
+                ready: false,
+                message: e.message,
+                limited: self.is_limited(),
+                available_addresses: 0,
+            },
+        }
+    }
+
+    /// A document is there and could not be put in force: what an earlier life left there may be less than what is wanted.
+    fn is_limited(&self) -> bool {
+        self.applied_generation == 0
+            && self.document.is_some()
+            && self.records.values().any(|r| r.cni.is_some())
+            && !self.last.errors.is_empty()
+    }
+
+    /// Addresses that the network's next ADD may get; never 0.
+    fn grantable(&self, network: &CniNetwork) -> Result<u64, ApiError> {
+        let vpc = self.vpc_of(network)?;
+        self.groups_of(&vpc, network)?;
+        let subnet = subnet_of(network)?;
+        match self.ipam.grantable(&vpc, subnet.as_ref()) {
+            Ok(0) => {
+                let which = subnet
+                    .map_or_else(|| format!("every subnet of vpc {vpc}"), |s| format!("subnet {vpc}/{s}"));
+                Err(error(
+                    ErrorCode::AddressesExhausted,
+                    format!("no address is free on this node: {which} is full"),
+                ))
+            }
+            // Endpoints of the document bring their addresses.
+            Err(_)
+                if self.world.endpoints.values().any(|e| {
+                    e.vpc == vpc && e.node == self.config.node && e.attachment == Attachment::Cni
+                }) =>
+            {
+                Ok(1)
+            }
+            other => other,
+        }
+    }
+
+    fn vpc_of(&self, network: &CniNetwork) -> Result<VpcName, ApiError> {
+        let text = network.vpc.as_deref().unwrap_or(DEFAULT_VPC);
+        let vpc: VpcName = text.parse().map_err(|e| error(ErrorCode::InvalidRequest, format!("vpc: {e}")))?;
+        if self.world.vpcs.contains_key(&vpc) {
+            return Ok(vpc);
+        }
+        Err(error(ErrorCode::NotFound, format!("vpc {vpc} does not exist in the document")))
+    }
+
+    fn groups_of(&self, vpc: &VpcName, network: &CniNetwork) -> Result<Vec<GroupName>, ApiError> {
+        let mut groups = Vec::new();
+        for group in &network.security_groups {
+            let name: GroupName = group
+                .parse()
+                .map_err(|e| error(ErrorCode::InvalidRequest, format!("security_groups: {e}")))?;
+            if !self.world.security_groups.contains_key(&(vpc.clone(), name.clone())) {
+                let message = format!("security group {vpc}/{name} does not exist");
+                return Err(error(ErrorCode::NotFound, message));
+            }
+            groups.push(name);
+        }
+        Ok(groups)
+    }
+
+    /// Everything about the requests of runtimes.
+    pub(crate) fn cni_report(&self) -> v1::CniReport {
+        let status = self.cni_status(&CniNetwork::default());
+        let (adding, verbs) = self.desk.report();
+        v1::CniReport {
+            ready: status.ready,
+            message: status.message,
+            attachments: self.records.values().filter(|r| r.cni.is_some()).count() as u64,
+            adding,
+            verbs,
+            queue: self.replays.report(),
+            conflist: self.keeper.report(),
         }
     }
 
     pub(crate) fn cni_timings(&self) -> v1::CniTimings {
         v1::CniTimings { requests: self.timings.iter().cloned().collect() }
     }
+}
+
+fn subnet_of(network: &CniNetwork) -> Result<Option<SubnetName>, ApiError> {
+    let parsed = network.subnet.as_ref().map(|s| s.parse()).transpose();
+    parsed.map_err(|e| error(ErrorCode::InvalidRequest, format!("subnet: {e}")))
+}
+
+/// Whether two host ports are one. No address, and an unspecified one, mean every address (of the family).
+fn collide(a: &v1::CniPortMapping, b: &v1::CniPortMapping) -> bool {
+    let addresses = match (a.host_ip, b.host_ip) {
+        (Some(a), Some(b)) => {
+            a == b || a.is_ipv4() == b.is_ipv4() && (a.is_unspecified() || b.is_unspecified())
+        }
+        _ => true,
+    };
+    a.host_port == b.host_port && a.protocol == b.protocol && addresses
 }
 
 pub(crate) fn check_request(request: &v1::CniAddRequest) -> Result<(), ApiError> {

@@ -64,6 +64,9 @@ pub struct Config {
     /// The API's limits.
     #[serde(default)]
     pub api: Api,
+    /// What is kept for container runtimes.
+    #[serde(default)]
+    pub cni: Cni,
 }
 
 /// Who forwards.
@@ -183,6 +186,37 @@ impl Default for Api {
     }
 }
 
+/// What is kept for container runtimes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cni {
+    /// Where runtimes look for network configurations; empty = none is kept.
+    pub conf_dir: PathBuf,
+    /// Name of the file there.
+    pub conf_name: String,
+    /// Where runtimes look for plugins; empty = the plugin is not copied there.
+    pub bin_dir: PathBuf,
+    /// `cniVersion` of the configuration.
+    pub version: String,
+    /// Name of the network.
+    pub network: String,
+    /// Whether host ports are taken, and the capability declared.
+    pub port_mappings: bool,
+}
+
+impl Default for Cni {
+    fn default() -> Self {
+        Self {
+            conf_dir: PathBuf::new(),
+            conf_name: flowloom_cni::conflist::FILE.into(),
+            bin_dir: PathBuf::new(),
+            version: "1.0.0".into(),
+            network: "flowloom".into(),
+            port_mappings: false,
+        }
+    }
+}
+
 mod defaults {
     use std::path::PathBuf;
 
@@ -260,6 +294,7 @@ impl Config {
             conntrack: Conntrack::default(),
             events: Events::default(),
             api: Api::default(),
+            cni: Cni::default(),
         }
     }
 
@@ -296,6 +331,26 @@ impl Config {
                 return Err(format!("{key}: {:?} is not an absolute path", path.display().to_string()));
             }
         }
+        let (conf_dir, bin_dir) = (&self.cni.conf_dir, &self.cni.bin_dir);
+        for (key, path) in [("cni.conf_dir", conf_dir), ("cni.bin_dir", bin_dir)] {
+            if !path.as_os_str().is_empty() && !path.is_absolute() {
+                return Err(format!("{key}: {:?} is not an absolute path", path.display().to_string()));
+            }
+        }
+        if conf_dir.as_os_str().is_empty() && !bin_dir.as_os_str().is_empty() {
+            return Err(
+                "cni.bin_dir: needs cni.conf_dir, too: a plugin without a configuration is not called".into(),
+            );
+        }
+        if !flowloom_cni::install::is_conf_name(&self.cni.conf_name) {
+            return Err(format!(
+                "cni.conf_name: {:?} must end in .conflist and hold no '/'",
+                self.cni.conf_name
+            ));
+        }
+        crate::keeper::list(self)
+            .and_then(|l| l.check().map_err(|e| e.to_string()))
+            .map_err(|e| format!("cni: {e}"))?;
         // sun_path has 108 bytes with its zero (unix(7)).
         if self.socket.as_os_str().len() > 107 {
             return Err("socket: a Unix socket's path has at most 107 bytes".into());

@@ -18,10 +18,13 @@ use tokio::sync::{oneshot, watch};
 use crate::attach::Added;
 use crate::backoff::Backoff;
 use crate::config::{Config, Routes};
+use crate::desk::Desk;
 use crate::events::EventLog;
 use crate::ipam::Ipam;
+use crate::keeper::Keeper;
 use crate::plane::Plane;
 use crate::record::Record;
+use crate::replay::Replays;
 use crate::source::{DocumentFile, Kept, Loaded};
 use crate::store::{Store, StoreError};
 use crate::wiring::{HostRoute, NodeSpec, NodeState, WireSpec, Wiring};
@@ -67,6 +70,7 @@ pub(crate) struct Handle {
     passes: watch::Receiver<u64>,
     events: Arc<EventLog>,
     health: Arc<Mutex<v1::Health>>,
+    desk: Arc<Desk>,
 }
 
 impl std::fmt::Debug for Command {
@@ -86,6 +90,11 @@ impl Handle {
     /// Sends a command; a core that is gone needs none.
     pub(crate) fn send(&self, command: Command) {
         let _ = self.commands.send(command);
+    }
+
+    /// Runs `f` on the core's thread some time; nobody waits.
+    pub(crate) fn tell(&self, f: impl FnOnce(&mut Core) + Send + 'static) {
+        self.send(Command::Ask(Box::new(f)));
     }
 
     /// Runs `f` on the core's thread.
@@ -113,6 +122,7 @@ impl Handle {
     pub(crate) async fn add(&self, request: v1::CniAddRequest) -> Added {
         let stopped = || ApiError::new(ErrorCode::NotReady, "the agent is going down");
         let (sender, receiver) = oneshot::channel();
+        let _adding = self.desk.adding(&request.attachment);
         self.commands.send(Command::Add(Box::new(request), sender)).map_err(|_| stopped())?;
         receiver.await.map_err(|_| stopped())?
     }
@@ -127,6 +137,12 @@ impl Handle {
     #[must_use]
     pub(crate) fn events(&self) -> &Arc<EventLog> {
         &self.events
+    }
+
+    /// Requests of container runtimes.
+    #[must_use]
+    pub(crate) fn desk(&self) -> &Desk {
+        &self.desk
     }
 
     /// Answered without asking the core.
@@ -216,6 +232,11 @@ pub(crate) struct Core {
     pub(crate) conntrack: v1::ConntrackStatus,
     pub(crate) conditions: crate::conditions::Conditions,
     pub(crate) timings: VecDeque<v1::CniTiming>,
+    pub(crate) desk: Arc<Desk>,
+    pub(crate) replays: Replays,
+    pub(crate) keeper: Keeper,
+    /// When this life of the agent began.
+    pub(crate) born: v1::Moment,
     pub(crate) started_ms: u64,
     pub(crate) events: Arc<EventLog>,
     pub(crate) named_generation: u64,
@@ -269,12 +290,17 @@ impl Core {
         }));
         let (sender, commands) = mpsc::channel();
         let (passes, watched) = watch::channel(0);
-        let handle =
-            Handle { commands: sender, passes: watched, events: events.clone(), health: health.clone() };
+        let desk = Arc::new(Desk::default());
+        let handle = Handle {
+            commands: sender,
+            passes: watched,
+            events: events.clone(),
+            health: health.clone(),
+            desk: desk.clone(),
+        };
         let core = Self {
             file: DocumentFile::new(&config.document, &config.lock_file()),
             options: CompileOptions { direct_routes: config.routes == Routes::Direct },
-            store,
             wiring,
             view: plane.view(),
             plane,
@@ -309,6 +335,10 @@ impl Core {
             conntrack: v1::ConntrackStatus::default(),
             conditions: crate::conditions::Conditions::default(),
             timings: VecDeque::new(),
+            desk,
+            replays: store.queue()?,
+            keeper: Keeper::new(&config),
+            born: store.clock()?,
             started_ms: now_ms(),
             events,
             named_generation: 0,
@@ -319,6 +349,7 @@ impl Core {
             health,
             passes,
             commands,
+            store,
             stop: Arc::new(AtomicBool::new(false)),
             config,
         };
@@ -383,6 +414,7 @@ impl Core {
         if self.document.is_none() || self.retry_at.is_none() {
             self.node_spec = None;
             self.routes = None;
+            self.keeper.doubt();
         }
         self.retry_at = None;
         self.reload();
@@ -548,11 +580,15 @@ impl Core {
         } else if self.applied_generation == 0 {
             waiting.push("datapath".to_owned());
         }
+        let ready;
         {
             let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
             health.ready = waiting.is_empty();
             health.waiting_for = waiting;
+            ready = health.ready;
         }
+        // After the health says so: who reads the one finds the other.
+        self.keeper.follow(ready);
         self.publish_names();
         let count = self.last.count;
         self.passes.send_replace(count);

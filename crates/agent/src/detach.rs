@@ -1,9 +1,10 @@
 //! CNI DEL. The policy goes first, then the device, then address and record. The kernel takes its time over a device, so
 //! several DELs wait for it side by side, outside the core's thread.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
-use flowloom_api::v1::{self, ApiError, CniAttachment, ErrorCode};
+use flowloom_api::v1::{self, ApiError, ErrorCode};
 use flowloom_model::EndpointKey;
 
 use crate::cni::{Stages, error};
@@ -15,12 +16,14 @@ use crate::writes;
 /// Removes a device from any thread.
 pub(crate) type Remover = Box<dyn Fn(&Wire) -> Result<(), WiringError> + Send>;
 
-/// A DEL whose endpoints are out of force and whose devices are still there.
+/// Attachments that are out of force and whose devices are still there.
 pub(crate) struct Leaving {
     records: Vec<Record>,
     remove: Remover,
     stages: Stages,
-    attachment: CniAttachment,
+    /// For the timings: verb and object.
+    command: &'static str,
+    label: String,
 }
 
 /// Answers `POST /v1/cni/del`. Goes on to its end when the client does not wait for it.
@@ -40,8 +43,18 @@ pub(crate) async fn delete(core: &Handle, request: v1::CniDelRequest) -> Result<
 }
 
 impl Leaving {
+    /// Nothing was there.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Their records in at most `n` parts of about the same size.
+    pub(crate) fn shares(&self, n: usize) -> impl Iterator<Item = &[Record]> {
+        self.records.chunks(self.records.len().div_ceil(n).max(1))
+    }
+
     /// Waits for the kernel.
-    fn remove_devices(mut self) -> (Self, Vec<Result<(), String>>) {
+    pub(crate) fn remove_devices(mut self) -> (Self, Vec<Result<(), String>>) {
         let results =
             self.records.iter().map(|r| (self.remove)(&r.wire).map_err(|e| e.to_string())).collect();
         self.stages.done("device");
@@ -54,18 +67,52 @@ impl Core {
     fn begin_del(&mut self, request: &v1::CniDelRequest) -> Result<Leaving, ApiError> {
         // Before the first document nothing is deleted: the runtime asks again.
         self.require_document()?;
-        let mut stages = Stages::new();
+        let stages = Stages::new();
         let records: Vec<Record> = self
             .attachments_of(request)
             .into_iter()
             .filter_map(|key| self.records.get(&key).cloned())
             .collect();
-        for record in &records {
-            self.leaving.insert(record.key.clone());
-            self.out_of_force(record);
-        }
+        Ok(self.begin_leaving(records, stages, "DEL", request.attachment.to_string()))
+    }
+
+    /// Takes attachments out of force.
+    pub(crate) fn begin_leaving(
+        &mut self,
+        records: Vec<Record>,
+        mut stages: Stages,
+        command: &'static str,
+        label: String,
+    ) -> Leaving {
+        self.leaving.extend(records.iter().map(|r| r.key.clone()));
+        self.out_of_force(&records);
         stages.done("policy");
-        Ok(Leaving { records, remove: self.wiring.remover(), stages, attachment: request.attachment.clone() })
+        Leaving { records, remove: self.wiring.remover(), stages, command, label }
+    }
+
+    /// Gives back what attachments had whose devices are gone. Returns their names; the errors of the others are noted, and they
+    /// stay out of force until somebody asks again.
+    pub(crate) fn finish_leaving(
+        &mut self,
+        leaving: &mut Leaving,
+        results: Vec<Result<(), String>>,
+    ) -> Vec<String> {
+        let mut removed = Vec::new();
+        for (record, result) in leaving.records.iter().zip(results) {
+            match result {
+                Ok(()) => {
+                    self.detached(record);
+                    if self.give_back(record) {
+                        self.leaving.remove(&record.key);
+                        removed.push(record.key.to_string());
+                    }
+                }
+                Err(e) => self.note_error(format!("endpoint {}: {e}", record.key)),
+            }
+        }
+        leaving.stages.done("record");
+        self.time(leaving.command, &leaving.label, removed.len() == leaving.records.len(), &leaving.stages);
+        removed
     }
 
     /// Gives back what the endpoints of a DEL had.
@@ -79,23 +126,8 @@ impl Core {
         }
         let (start, writes_before) = (Instant::now(), writes::total());
         self.last.errors.clear();
-        let mut removed = Vec::new();
-        for (record, result) in leaving.records.iter().zip(results) {
-            match result {
-                Ok(()) => {
-                    self.detached(record);
-                    if self.give_back(record) {
-                        self.leaving.remove(&record.key);
-                        removed.push(record.key.to_string());
-                    }
-                }
-                // It stays out of force until the runtime asks again.
-                Err(e) => self.note_error(format!("endpoint {}: {e}", record.key)),
-            }
-        }
-        leaving.stages.done("record");
+        let removed = self.finish_leaving(&mut leaving, results);
         let whole = removed.len() == leaving.records.len();
-        self.time("DEL", &leaving.attachment, whole, &leaving.stages);
         let errors = self.last.errors.join("; ");
         self.finish(start, writes_before);
         if whole { Ok(v1::CniDeleted { removed }) } else { Err(error(ErrorCode::Realise, errors)) }
@@ -111,7 +143,7 @@ impl Core {
     /// Removes an attachment with everything that belongs to it. Errors are noted; the record stays until its device is gone.
     pub(crate) fn forget_attachment(&mut self, key: &EndpointKey) -> bool {
         let Some(record) = self.records.get(key).cloned() else { return true };
-        self.out_of_force(&record);
+        self.out_of_force(std::slice::from_ref(&record));
         if let Err(e) = self.unwire(&record) {
             self.note_error(format!("endpoint {key}: {e}"));
             return false;
@@ -119,19 +151,21 @@ impl Core {
         self.give_back(&record)
     }
 
-    fn out_of_force(&mut self, record: &Record) {
-        let key = &record.key;
-        if record.cni.as_ref().is_some_and(|c| c.endpoint.is_some()) {
-            match self.document.as_ref().and_then(|d| d.world.endpoints.get(key)) {
-                // A name that the document took meanwhile stays the document's.
-                Some(theirs) => drop(self.world.endpoints.insert(key.clone(), theirs.clone())),
-                None => drop(self.world.endpoints.remove(key)),
+    fn out_of_force(&mut self, records: &[Record]) {
+        for record in records {
+            let key = &record.key;
+            if record.cni.as_ref().is_some_and(|c| c.endpoint.is_some()) {
+                match self.document.as_ref().and_then(|d| d.world.endpoints.get(key)) {
+                    // A name that the document took meanwhile stays the document's.
+                    Some(theirs) => drop(self.world.endpoints.insert(key.clone(), theirs.clone())),
+                    None => drop(self.world.endpoints.remove(key)),
+                }
             }
+            self.attached.remove(key);
         }
-        self.attached.remove(key);
-        if self.applied_generation > 0 {
+        if self.applied_generation > 0 && !records.is_empty() {
             // Numbers that retire may be written later: after a crash they retire again. Only new ones must be on the disk first.
-            self.wanted = self.compile_one(key);
+            self.wanted = self.compile_some(&records.iter().map(|r| r.key.clone()).collect::<BTreeSet<_>>());
             let effective = self.effective_plan();
             self.put_in_force(effective);
         }
@@ -153,13 +187,16 @@ impl Core {
         {
             self.ipam.release_in(&key.vpc, &own.subnet, &cni.attachment, Self::now());
         }
+        if let Some(cni) = &record.cni {
+            self.desk.forget(&cni.attachment);
+        }
         self.records.remove(key);
         true
     }
 
-    /// The attachment by container and interface; else, for a container that no record knows, by the pod that the arguments
+    /// The attachments a DEL names: by container and interface; else, for a container that no record knows, by the pod that the arguments
     /// name, when that is one life of it only (a UID, or no other attachment with the name).
-    fn attachments_of(&self, request: &v1::CniDelRequest) -> Vec<EndpointKey> {
+    pub(crate) fn attachments_of(&self, request: &v1::CniDelRequest) -> Vec<EndpointKey> {
         if let Some(record) = self.attached_as(&request.attachment) {
             return vec![record.key.clone()];
         }

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `core` | the one writer: takes commands, owns world, plan and numbers |
 //! | `reconcile`, `duties` | one pass; what the node itself owes (pure) |
-//! | `cni`, `attach`, `detach`, `ipam`, `record` | what a CNI request means; ADD; DEL; addresses; what is kept of them |
+//! | `cni`, `attach`, `detach`, `collect`, `replay` | what a CNI request means; ADD; DEL; GC; DELs that waited for the agent |
+//! | `ipam`, `record`, `desk`, `keeper` | addresses; what is kept of an attachment; requests going on, counted; the runtime's configuration |
 //! | `wiring`, `plane` | the outside world behind traits: network and datapath |
 //! | `source` | the document on disk |
 //! | `store`, `writes` | durable state; every write counted |
@@ -17,19 +18,23 @@ mod api;
 mod attach;
 mod backoff;
 mod cni;
+mod collect;
 mod conditions;
 pub mod config;
 mod connections;
 mod core;
+mod desk;
 mod detach;
 mod duties;
 mod events;
 mod explain;
 mod ipam;
+mod keeper;
 mod names;
 mod plane;
 mod reconcile;
 mod record;
+mod replay;
 mod source;
 mod store;
 #[cfg(test)]

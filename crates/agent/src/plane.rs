@@ -2,6 +2,7 @@
 
 use flowloom_compiler::{EndpointId, NodePlan, Op};
 use flowloom_datapath::Hook::{FromEndpoint, ToEndpoint};
+use flowloom_datapath::sys::{TcxHook, tcx_chain};
 use flowloom_datapath::{ApplyReport, Datapath, DeviceInfo, Forwarding, NodeSettings, Result, View};
 
 use flowloom_netlink::{Handle, IfIndex};
@@ -22,6 +23,9 @@ pub(crate) trait Plane: Send {
     /// # Errors
     /// As there.
     fn guard_endpoint(&mut self, id: EndpointId, device: &str) -> Result<(DeviceInfo, bool)>;
+
+    /// Whether somebody's programs run on a device that [`Self::guard_endpoint`] guards: before ours, while ours have no links.
+    fn is_preceded(&mut self, ifindex: u32) -> bool;
 
     /// Forgets an endpoint's device, which is gone or down by now.
     ///
@@ -124,6 +128,13 @@ impl Plane for Kernel {
         }
         self.counted(|d| d.bind_endpoint(id, &info))?;
         Ok((info, true))
+    }
+
+    fn is_preceded(&mut self, ifindex: u32) -> bool {
+        // A device has programs at these hooks by links only, and ours has none yet. What cannot be read is not worth a grace period.
+        [TcxHook::Ingress, TcxHook::Egress]
+            .into_iter()
+            .any(|hook| tcx_chain(ifindex, hook).is_ok_and(|chain| !chain.programs.is_empty()))
     }
 
     fn detach_endpoint(&mut self, id: EndpointId) -> Result<()> {

@@ -45,12 +45,7 @@ impl Core {
         compilation.plan
     }
 
-    /// As [`Self::compile`], when nothing but this endpoint came, went or changed since the last compilation.
-    pub(crate) fn compile_one(&mut self, key: &EndpointKey) -> NodePlan {
-        self.compile_some(&BTreeSet::from([key.clone()]))
-    }
-
-    /// The same for several.
+    /// As [`Self::compile`], when nothing but these endpoints came, went or changed since the last compilation.
     pub(crate) fn compile_some(&mut self, changed: &BTreeSet<EndpointKey>) -> NodePlan {
         let node = &self.config.node;
         let compilation =
@@ -71,6 +66,7 @@ impl Core {
         if first {
             self.forget_lost_attachments();
         }
+        self.replay();
         self.wanted = self.compile();
         if self.store_numbers() {
             self.node_duties();
@@ -344,6 +340,21 @@ impl Core {
             self.settle_at = Some(Instant::now() + SETTLE_AFTER);
         }
         self.guarded(plan, spec, device)
+    }
+
+    /// Somebody who puts programs on every new link came first on one that has no links of ours yet: it gets them at once.
+    pub(crate) fn overtake(&mut self, key: &EndpointKey) {
+        let Some(device) = self.attached.get(key).filter(|_| self.unsettled.contains(key)) else { return };
+        let (ifindex, name) = (device.ifindex, device.name.clone());
+        if !self.plane.is_preceded(ifindex) {
+            return;
+        }
+        tracing::warn!(endpoint = %key, device = name, "somebody's programs were first on its device; ours go before them now");
+        let Some((id, _)) = self.wired_as.get(key) else { return };
+        match self.plane.attach_endpoint(*id, &name) {
+            Ok(_) => drop(self.unsettled.remove(key)),
+            Err(e) => tracing::warn!(endpoint = %key, error = %e, "its programs have no links yet"),
+        }
     }
 
     fn guarded(&mut self, plan: &EndpointPlan, spec: WireSpec, device: DeviceInfo) -> Result<(), String> {

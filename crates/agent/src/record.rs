@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
-use flowloom_api::v1::{CniAttachment, CniNetwork};
+use flowloom_api::v1::{CniAttachment, CniNetwork, CniPod, CniRuntime, Moment};
 use flowloom_model::{
-    AllowLocalhost, Attachment, Endpoint, EndpointKey, EndpointName, GroupName, Labels, NodeName, SubnetName,
+    AllowLocalhost, Attachment, Endpoint, EndpointKey, EndpointName, GroupName, Labels, Mac, NodeName,
+    SubnetName,
 };
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +35,12 @@ pub(crate) struct CniRecord {
     pub network: CniNetwork,
     /// `CNI_ARGS`.
     pub args: BTreeMap<String, String>,
+    /// `runtimeConfig`; the host ports are the service engine's to serve.
+    #[serde(default)]
+    pub runtime: CniRuntime,
+    /// When its ADD was taken; unknown in records of older versions. What was asked before is about another attachment of the name.
+    #[serde(default)]
+    pub added: Option<Moment>,
     /// The endpoint, unless it is one of the document that was bound.
     pub endpoint: Option<OwnEndpoint>,
 }
@@ -45,6 +52,9 @@ pub(crate) struct OwnEndpoint {
     pub subnet: SubnetName,
     /// Addresses, allocated by this agent.
     pub ips: Vec<IpAddr>,
+    /// The MAC that the runtime asked for.
+    #[serde(default)]
+    pub mac: Option<Mac>,
     /// Groups.
     pub security_groups: Vec<GroupName>,
     /// Labels.
@@ -67,7 +77,7 @@ impl Record {
             name: self.key.name.clone(),
             subnet: own.subnet.clone(),
             ips: own.ips.clone(),
-            mac: None,
+            mac: own.mac,
             node: node.clone(),
             security_groups: own.security_groups.iter().cloned().collect(),
             labels: own.labels.clone(),
@@ -75,6 +85,16 @@ impl Record {
             attachment: Attachment::Cni,
             allow_localhost: AllowLocalhost::default(),
         })
+    }
+}
+
+impl CniRecord {
+    /// The pod, when a Kubernetes runtime asked: what a source of Pods joins on.
+    #[must_use]
+    pub(crate) fn pod(&self) -> Option<CniPod> {
+        let arg = |key: &str| self.args.get(key).filter(|v| !v.is_empty()).cloned();
+        let (namespace, name) = (arg("K8S_POD_NAMESPACE")?, arg("K8S_POD_NAME")?);
+        Some(CniPod { namespace, name, uid: arg("K8S_POD_UID") })
     }
 }
 

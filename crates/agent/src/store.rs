@@ -10,6 +10,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::replay::Replays;
 use crate::writes;
 
 /// Why the state directory refused.
@@ -236,6 +237,22 @@ impl Store {
         }
     }
 
+    /// The queue of DELs below the directory.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub(crate) fn queue(&self) -> Result<Replays, StoreError> {
+        Replays::open(&self.root).map_err(io_error("open the queue of", &self.root))
+    }
+
+    /// Now, on the clock that records have.
+    ///
+    /// # Errors
+    /// When `/proc` is not there.
+    pub(crate) fn clock(&self) -> Result<flowloom_api::v1::Moment, StoreError> {
+        flowloom_cni::clock::now().map_err(io_error("read the clock for", &self.root))
+    }
+
     /// Removes everything below the directory, and it when it is then empty.
     ///
     /// # Errors
@@ -243,6 +260,11 @@ impl Store {
     pub(crate) fn destroy(self) -> Result<(), StoreError> {
         let endpoints = self.root.join(ENDPOINTS);
         fs::remove_dir_all(&endpoints).map_err(io_error("remove", &endpoints))?;
+        let queue = self.root.join(flowloom_cni::queue::DIRECTORY);
+        match fs::remove_dir_all(&queue) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_error("remove", &queue)(e)),
+            _ => {}
+        }
         let numbers = self.series("numbers")?.into_iter().map(|(_, path)| path);
         let others = ["document.json", "lock"].map(|name| self.root.join(name));
         for path in numbers.chain(others) {

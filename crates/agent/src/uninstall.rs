@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use anyhow::{Result, bail};
 
 use crate::config::Config;
+use crate::keeper;
 use crate::record::Record;
 use crate::store::Store;
 use crate::wiring::{Host, Wire, Wiring};
@@ -18,7 +19,8 @@ pub(crate) fn uninstall(config: &Config) -> Result<()> {
     if UnixStream::connect(&config.socket).is_ok() {
         bail!("an agent runs on {}; stop it first", config.socket.display());
     }
-    let mut errors: Vec<String> = Vec::new();
+    // First: no runtime starts another container meanwhile.
+    let mut errors: Vec<String> = keeper::remove(config);
     let store = if config.state_dir.is_dir() { Some(Store::open(&config.state_dir)?) } else { None };
     let mut host = Host::open(&config.masquerade.table, &config.overlay_device)?;
     if let Some(store) = &store {

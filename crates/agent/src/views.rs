@@ -300,6 +300,8 @@ impl Core {
                 ifname: c.attachment.ifname.clone(),
                 netns: c.netns.clone(),
                 network: c.network.name.clone(),
+                runtime: c.runtime.clone(),
+                pod: c.pod(),
             }),
             conditions: conditions
                 .iter()

@@ -250,9 +250,19 @@ impl Client {
         self.post(route::CNI_DEL, request)
     }
 
-    /// `GET /v1/cni/status`.
-    pub fn cni_status(&self) -> Result<v1::CniStatus, ClientError> {
-        self.get(route::CNI_STATUS)
+    /// `POST /v1/cni/gc`.
+    pub fn cni_gc(&self, request: &v1::CniGcRequest) -> Result<v1::CniCollected, ClientError> {
+        self.post(route::CNI_GC, request)
+    }
+
+    /// `POST /v1/cni/status`.
+    pub fn cni_status(&self, request: &v1::CniStatusRequest) -> Result<v1::CniStatus, ClientError> {
+        self.post(route::CNI_STATUS, request)
+    }
+
+    /// `GET /v1/cni`.
+    pub fn cni_report(&self) -> Result<v1::CniReport, ClientError> {
+        self.get(route::CNI)
     }
 
     /// `GET /v1/cni/timing`.

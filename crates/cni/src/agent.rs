@@ -9,17 +9,34 @@ use crate::environment::Verb;
 use crate::error::{CniError, code};
 use crate::retry::Backoff;
 
+/// How long to ask.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    /// While no agent serves.
+    pub(crate) absent: Duration,
+    /// In all.
+    pub(crate) whole: Duration,
+}
+
+impl From<Duration> for Patience {
+    fn from(whole: Duration) -> Self {
+        Self { absent: whole, whole }
+    }
+}
+
 /// Asks until there is an answer or the deadline is over. Every request of this plugin is idempotent for its attachment, so one that may have been served
 /// (the agent died while it answered) is asked again.
 pub(crate) fn ask<T>(
     verb: Verb,
     socket: &str,
-    limit: Duration,
+    patience: impl Into<Patience>,
     request: impl Fn(&Client) -> Result<T, ClientError>,
 ) -> Result<T, CniError> {
-    let mut backoff = Backoff::new(Instant::now() + limit);
+    let (patience, start) = (patience.into(), Instant::now());
+    let mut backoff = Backoff::new(start + patience.absent);
     loop {
-        let client = Client::new(socket).with_timeout(backoff.remaining());
+        let left = (start + patience.whole).saturating_duration_since(Instant::now());
+        let client = Client::new(socket).with_timeout(left);
         match request(&client) {
             Ok(answer) => return Ok(answer),
             Err(e) if passes_soon(&e) && backoff.pause() => {}

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::version::Version;
 
-/// Error codes. 1..=11 and 50 are the specification's (CNI 1.1.0, section 2 "Error" and "STATUS"); from 100 on they are this plugin's own.
+/// Error codes. 1..=11, 50 and 51 are the specification's (CNI 1.1.0, section 2 "Error" and "STATUS"); from 100 on they are this plugin's own.
 pub mod code {
     /// The `cniVersion` is not supported.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
@@ -24,6 +24,8 @@ pub mod code {
     pub const TRY_LATER: u32 = 11;
     /// `STATUS`: no ADD can be served now.
     pub const NOT_AVAILABLE: u32 = 50;
+    /// `STATUS`: as 50, and attachments that exist may be cut off.
+    pub const NOT_AVAILABLE_LIMITED: u32 = 51;
     /// The agent refused the request.
     pub const REFUSED: u32 = 100;
     /// The attachment exists already and differs from the request.

@@ -1,11 +1,13 @@
 //! `flowloom-cni install` and `uninstall`: the plugin and its network configuration, put in place whole.
 
+use std::io;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use flowloom_api::{Client, DEFAULT_SOCKET};
-use serde_json::{Map, Value, json};
+use flowloom_api::Client;
 
+use crate::conflist::{self, Capability, Conflist, failed};
 use crate::error::{CniError, code};
 use crate::files;
 use crate::retry::Backoff;
@@ -13,8 +15,8 @@ use crate::version::Version;
 
 /// Name of the plugin's file, and `type` in network configurations.
 pub const PLUGIN: &str = "flowloom-cni";
-/// Name of the network configuration's file.
-pub const CONFLIST: &str = "10-flowloom.conflist";
+/// Name by which runtimes call the plugin of the loopback device; a link to [`PLUGIN`] where no other plugin has it.
+pub const LOOPBACK: &str = "loopback";
 
 /// What `--help` prints.
 pub const USAGE: &str = "\
@@ -27,12 +29,18 @@ flowloom-cni is a CNI plugin: a container runtime runs it with CNI_COMMAND set. 
 OPTIONS
   --bin-dir DIR          where runtimes look for plugins         [/opt/cni/bin]
   --conf-dir DIR         where they look for configurations      [/etc/cni/net.d]
+                         (both are made when they are missing)
+  --conf-name NAME       name of the configuration's file        [10-flowloom.conflist]
   --socket PATH          the agent's socket                      [/run/flowloom/agent.sock]
+  --queue DIR            <state_dir>/cni-queue of the agent      [/var/lib/flowloom/cni-queue]
   --wait SECONDS         how long to wait for the agent          [60]
   --cni-version VERSION  0.4.0, 1.0.0 or 1.1.0                   [1.0.0]
   --network NAME         name of the network                     [flowloom]
-  --vpc NAME, --subnet NAME, --security-group NAME (repeatable), --label KEY=VALUE (repeatable)
+  --vpc NAME, --subnet NAME, --security-group NAME (repeatable), --label KEY=VALUE (repeatable),
+  --capability NAME (repeatable: portMappings, ips, mac)
                          keys of the network configuration       [none]
+
+`install` also links `loopback` to the plugin where no plugin of that name is there; `uninstall` removes that link.
 
 EXAMPLE
   flowloom-cni install --bin-dir /opt/cni/bin --conf-dir /etc/cni/net.d --wait 120
@@ -45,22 +53,12 @@ pub struct Options {
     pub bin_dir: PathBuf,
     /// `--conf-dir`.
     pub conf_dir: PathBuf,
-    /// `--socket`.
-    pub socket: String,
+    /// `--conf-name`.
+    pub conf_name: String,
     /// `--wait`.
     pub wait: Duration,
-    /// `--cni-version`.
-    pub version: Version,
-    /// `--network`.
-    pub network: String,
-    /// `--vpc`.
-    pub vpc: Option<String>,
-    /// `--subnet`.
-    pub subnet: Option<String>,
-    /// `--security-group`.
-    pub security_groups: Vec<String>,
-    /// `--label`.
-    pub labels: Vec<(String, String)>,
+    /// What the list says.
+    pub list: Conflist,
 }
 
 impl Default for Options {
@@ -68,14 +66,9 @@ impl Default for Options {
         Self {
             bin_dir: "/opt/cni/bin".into(),
             conf_dir: "/etc/cni/net.d".into(),
-            socket: DEFAULT_SOCKET.to_owned(),
+            conf_name: conflist::FILE.to_owned(),
             wait: Duration::from_secs(60),
-            version: Version::V1_0_0,
-            network: "flowloom".to_owned(),
-            vpc: None,
-            subnet: None,
-            security_groups: Vec::new(),
-            labels: Vec::new(),
+            list: Conflist::default(),
         }
     }
 }
@@ -100,28 +93,42 @@ impl Options {
                 .or_else(|| args.next())
                 .filter(|v| !v.is_empty())
                 .ok_or_else(|| format!("{name} needs a value"))?;
+            let list = &mut options.list;
             match name.as_str() {
                 "--bin-dir" => options.bin_dir = value.into(),
                 "--conf-dir" => options.conf_dir = value.into(),
-                "--socket" if value.starts_with('/') => options.socket = value,
-                "--socket" => return Err(format!("--socket: {value:?} is not an absolute path")),
+                "--conf-name" if is_conf_name(&value) => options.conf_name = value,
+                "--conf-name" => {
+                    return Err(format!("--conf-name: {value:?} must end in .conflist and hold no '/'"));
+                }
+                "--socket" | "--queue" if !value.starts_with('/') => {
+                    return Err(format!("{name}: {value:?} is not an absolute path"));
+                }
+                "--socket" => list.socket = value,
+                "--queue" => list.queue = value,
                 "--wait" => {
                     let seconds =
                         value.parse().map_err(|_| format!("--wait: {value:?} is not a number of seconds"))?;
                     options.wait = Duration::from_secs(seconds);
                 }
                 "--cni-version" => {
-                    options.version = Version::parse(&value).map_err(|e| format!("--cni-version: {e}"))?;
+                    list.version =
+                        Version::parse(&value, false).map_err(|e| format!("--cni-version: {e}"))?;
                 }
-                "--network" => options.network = value,
-                "--vpc" => options.vpc = Some(value),
-                "--subnet" => options.subnet = Some(value),
-                "--security-group" => options.security_groups.push(value),
+                "--network" => list.network = value,
+                "--vpc" => list.vpc = Some(value),
+                "--subnet" => list.subnet = Some(value),
+                "--security-group" => list.security_groups.push(value),
                 "--label" => {
                     let (k, v) = value
                         .split_once('=')
                         .ok_or_else(|| format!("--label: {value:?} is not key=value"))?;
-                    options.labels.push((k.to_owned(), v.to_owned()));
+                    list.labels.push((k.to_owned(), v.to_owned()));
+                }
+                "--capability" => {
+                    list.capabilities.push(Capability::parse(&value).ok_or_else(|| {
+                        format!("--capability: {value:?} is none of portMappings, ips, mac")
+                    })?)
                 }
                 _ => return Err(format!("{name} is not an option; see flowloom-cni --help")),
             }
@@ -129,37 +136,18 @@ impl Options {
         Ok(options)
     }
 
-    fn plugin_path(&self) -> PathBuf {
-        self.bin_dir.join(PLUGIN)
-    }
-
     fn conflist_path(&self) -> PathBuf {
-        self.conf_dir.join(CONFLIST)
+        self.conf_dir.join(&self.conf_name)
     }
+}
 
-    /// The network configuration list.
-    #[must_use]
-    pub fn conflist(&self) -> String {
-        let mut plugin = Map::new();
-        plugin.insert("type".into(), PLUGIN.into());
-        plugin.insert("socket".into(), self.socket.as_str().into());
-        if let Some(vpc) = &self.vpc {
-            plugin.insert("vpc".into(), vpc.as_str().into());
-        }
-        if let Some(subnet) = &self.subnet {
-            plugin.insert("subnet".into(), subnet.as_str().into());
-        }
-        if !self.security_groups.is_empty() {
-            plugin.insert("security_groups".into(), self.security_groups.clone().into());
-        }
-        if !self.labels.is_empty() {
-            let labels: Map<String, Value> =
-                self.labels.iter().map(|(k, v)| (k.clone(), v.as_str().into())).collect();
-            plugin.insert("labels".into(), labels.into());
-        }
-        let list = json!({ "cniVersion": self.version.as_str(), "name": self.network, "plugins": [plugin] });
-        format!("{list:#}\n")
-    }
+/// Whether runtimes read a list from a file of this name.
+#[must_use]
+pub fn is_conf_name(name: &str) -> bool {
+    name.len() > ".conflist".len()
+        && name.ends_with(".conflist")
+        && !name.contains('/')
+        && !name.starts_with('.')
 }
 
 /// Copies the plugin, waits for the agent, writes the network configuration. A runtime that finds a configuration may start containers at once,
@@ -168,25 +156,34 @@ impl Options {
 /// # Errors
 /// Code 104 for the file system, 7 for options that make no valid configuration, 11 when the agent is not ready in time (the plugin is in place then, the configuration is not).
 pub fn install(program: &Path, options: &Options) -> Result<Vec<String>, CniError> {
-    let conflist = options.conflist();
-    self_check(&conflist)?;
-    let mut lines = Vec::new();
-    let failed = |e: std::io::Error| CniError::new(code::INSTALL, e.to_string());
-    for path in [options.plugin_path(), options.conflist_path()] {
-        for left in files::remove_leftovers(&path).map_err(failed)? {
-            lines.push(format!("removed  {} (left by a run that did not finish)", left.display()));
-        }
-    }
-    let contents = std::fs::read(program)
-        .map_err(|e| CniError::new(code::INSTALL, format!("{}: {e}", program.display())))?;
-    let report = |path: &Path, written: bool| {
-        format!("{} {}", if written { "wrote   " } else { "kept    " }, path.display())
-    };
-    let path = options.plugin_path();
-    lines.push(report(&path, files::replace(&path, &contents, 0o755).map_err(failed)?));
-    wait_ready(&options.socket, options.wait)?;
+    options.list.check()?;
+    let mut lines = install_plugin(program, &options.bin_dir)?;
     let path = options.conflist_path();
-    lines.push(report(&path, files::replace(&path, conflist.as_bytes(), 0o644).map_err(failed)?));
+    lines.extend(leftovers(&path)?);
+    wait_ready(&options.list.socket, options.wait)?;
+    lines.push(report(&path, options.list.write(&path)?));
+    Ok(lines)
+}
+
+/// Copies the plugin to a directory of plugins, made when it is missing, and links `loopback` to it where no such plugin is. Returns lines for people.
+///
+/// # Errors
+/// Code 104 for the file system.
+pub fn install_plugin(program: &Path, bin_dir: &Path) -> Result<Vec<String>, CniError> {
+    std::fs::create_dir_all(bin_dir).map_err(|e| failed(bin_dir, &e))?;
+    let path = bin_dir.join(PLUGIN);
+    let mut lines = leftovers(&path)?;
+    let contents = std::fs::read(program).map_err(|e| failed(program, &e))?;
+    let wrote =
+        files::replace(&path, &contents, 0o755).map_err(|e| CniError::new(code::INSTALL, e.to_string()))?;
+    lines.push(report(&path, wrote));
+    let link = bin_dir.join(LOOPBACK);
+    // Only made where nothing is: there is no moment in which another's plugin is missing.
+    match symlink(PLUGIN, &link) {
+        Ok(()) => lines.push(report(&link, true)),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => lines.push(report(&link, false)),
+        Err(e) => return Err(failed(&link, &e)),
+    }
     Ok(lines)
 }
 
@@ -195,37 +192,40 @@ pub fn install(program: &Path, options: &Options) -> Result<Vec<String>, CniErro
 /// # Errors
 /// Code 104 for the file system and for a configuration of that name that is not this plugin's.
 pub fn uninstall(options: &Options) -> Result<Vec<String>, CniError> {
-    let failed = |e: std::io::Error| CniError::new(code::INSTALL, e.to_string());
-    let conflist = options.conflist_path();
-    if let Ok(text) = std::fs::read_to_string(&conflist)
-        && !text.contains(PLUGIN)
-    {
-        let message = format!(
-            "{} does not name {PLUGIN}: it is not this plugin's, remove it by hand",
-            conflist.display()
-        );
-        return Err(CniError::new(code::INSTALL, message));
-    }
-    let mut lines = Vec::new();
-    for path in [conflist, options.plugin_path()] {
-        let removed = files::remove(&path).map_err(failed)?;
-        lines.push(format!("{} {}", if removed { "removed " } else { "absent  " }, path.display()));
-        for left in files::remove_leftovers(&path).map_err(failed)? {
-            lines.push(format!("removed  {} (left by a run that did not finish)", left.display()));
-        }
-    }
+    let path = options.conflist_path();
+    let mut lines = vec![removal(&path, conflist::remove(&path)?)];
+    lines.extend(leftovers(&path)?);
+    lines.extend(uninstall_plugin(&options.bin_dir)?);
     Ok(lines)
 }
 
-/// The plugin must accept what it writes.
-fn self_check(conflist: &str) -> Result<(), CniError> {
-    let mut list: Value = serde_json::from_str(conflist)
-        .map_err(|e| CniError::config("the network configuration is not JSON").with_details(e.to_string()))?;
-    let mut plugin = list["plugins"][0].take();
-    plugin["cniVersion"] = list["cniVersion"].take();
-    plugin["name"] = list["name"].take();
-    let raw = crate::config::RawConfig::decode(plugin.to_string().as_bytes())?;
-    crate::config::NetworkConfig::check(&raw).map(drop)
+/// Undoes [`install_plugin`]; somebody else's `loopback` stays. Returns lines for people.
+///
+/// # Errors
+/// Code 104 for the file system.
+pub fn uninstall_plugin(bin_dir: &Path) -> Result<Vec<String>, CniError> {
+    let remove = |path: &Path| files::remove(path).map_err(|e| CniError::new(code::INSTALL, e.to_string()));
+    let (plugin, link) = (bin_dir.join(PLUGIN), bin_dir.join(LOOPBACK));
+    let mut lines = Vec::new();
+    if std::fs::read_link(&link).is_ok_and(|to| to == Path::new(PLUGIN)) {
+        lines.push(removal(&link, remove(&link)?));
+    }
+    lines.push(removal(&plugin, remove(&plugin)?));
+    lines.extend(leftovers(&plugin)?);
+    Ok(lines)
+}
+
+fn report(path: &Path, written: bool) -> String {
+    format!("{} {}", if written { "wrote   " } else { "kept    " }, path.display())
+}
+
+fn removal(path: &Path, removed: bool) -> String {
+    format!("{} {}", if removed { "removed " } else { "absent  " }, path.display())
+}
+
+fn leftovers(path: &Path) -> Result<Vec<String>, CniError> {
+    let left = files::remove_leftovers(path).map_err(|e| CniError::new(code::INSTALL, e.to_string()))?;
+    Ok(left.iter().map(|l| format!("removed  {} (left by a run that did not finish)", l.display())).collect())
 }
 
 fn wait_ready(socket: &str, wait: Duration) -> Result<(), CniError> {

@@ -5,15 +5,19 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+pub mod clock;
 pub mod config;
+pub mod conflist;
 pub mod environment;
 pub mod error;
 pub mod files;
 pub mod install;
 mod kernel;
 mod loopback;
+pub mod queue;
 pub mod result;
 mod retry;
+mod runtime;
 pub mod sandbox;
 mod verbs;
 pub mod version;

@@ -35,6 +35,12 @@ pub(crate) fn serve(
         }
         _ => {
             sandbox.set_loopback(netns, true)?;
+            if let Some(prev) = raw.prev_result() {
+                // In a list, what the plugins before it made is the result.
+                let mut result = prev.clone();
+                result["cniVersion"] = raw.version.as_str().into();
+                return Ok(result.to_string());
+            }
             let found = sandbox.interface(netns, DEVICE)?.unwrap_or_default();
             let result = AddResult {
                 interfaces: vec![Interface {

@@ -10,10 +10,11 @@ use flowloom_cni::version::Version;
 use flowloom_cni::{KernelSandbox, Limits};
 
 fn main() -> ExitCode {
-    let mut args = std::env::args().skip(1);
+    let mut args = std::env::args();
+    let program = args.next().unwrap_or_default();
     match args.next().as_deref() {
         // Runtimes pass no arguments.
-        None if std::env::var_os("CNI_COMMAND").is_some() => serve(),
+        None if std::env::var_os("CNI_COMMAND").is_some() => serve(&program),
         None | Some("--help" | "-h" | "help") => say(USAGE),
         Some("--version" | "-V") => say(&format!(
             "flowloom-cni {}, CNI {}\n",
@@ -29,13 +30,18 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve() -> ExitCode {
+fn serve(program: &str) -> ExitCode {
     let outcome = flowloom_cni::run(
+        program,
         &ProcessEnvironment,
         &mut std::io::stdin().lock(),
         &KernelSandbox,
         &Limits::default(),
     );
+    if !outcome.note.is_empty() {
+        // Nowhere to report that stderr is closed.
+        let _ = writeln!(std::io::stderr(), "flowloom-cni: {}", outcome.note);
+    }
     let mut out = std::io::stdout().lock();
     // A runtime that closed the pipe learns from the exit code.
     match out.write_all(outcome.stdout.as_bytes()).and_then(|()| out.flush()) {

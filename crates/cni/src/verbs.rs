@@ -2,19 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::path::Path;
 use std::time::Duration;
 
 use flowloom_api::v1::{
-    CniAddRequest, CniAddResult, CniAttachment, CniCheckRequest, CniDelRequest, CniNetwork, ErrorCode,
+    CniAddRequest, CniAddResult, CniAttachment, CniCheckRequest, CniDelRequest, CniGcRequest, CniNetwork,
+    CniStatusRequest, ErrorCode, Moment,
 };
 use flowloom_api::{Client, ClientError};
 use serde_json::{Value, json};
 
-use crate::agent::ask;
+use crate::agent::{Patience, ask};
+use crate::clock;
 use crate::config::{NetworkConfig, RawConfig, read_stdin};
 use crate::environment::{Args, Attachment, Lookup, Verb};
 use crate::error::{CniError, code};
 use crate::loopback;
+use crate::queue::{self, Entry};
 use crate::result::{AddResult, Interface, IpConfig, Route};
 use crate::sandbox::Sandbox;
 use crate::version::Version;
@@ -26,8 +30,12 @@ pub struct Limits {
     pub add: Duration,
     /// CHECK.
     pub check: Duration,
-    /// DEL: the runtime repeats it.
+    /// DEL, once an agent serves it, or when it cannot be queued.
     pub del: Duration,
+    /// DEL, while no agent serves: outlasts one that restarts; then the queue takes it.
+    pub del_absent: Duration,
+    /// GC.
+    pub gc: Duration,
     /// STATUS: one question.
     pub status: Duration,
 }
@@ -38,6 +46,8 @@ impl Default for Limits {
             add: Duration::from_secs(60),
             check: Duration::from_secs(15),
             del: Duration::from_secs(15),
+            del_absent: Duration::from_secs(1),
+            gc: Duration::from_secs(60),
             status: Duration::from_secs(5),
         }
     }
@@ -48,43 +58,66 @@ impl Default for Limits {
 pub struct Outcome {
     /// Goes to stdout.
     pub stdout: String,
+    /// Goes to stderr: for the runtime's log, not for the runtime.
+    pub note: String,
     /// 0 or 1.
     pub exit_code: u8,
 }
 
-/// Serves one call of a runtime.
-pub fn run(env: &dyn Lookup, stdin: &mut dyn Read, sandbox: &dyn Sandbox, limits: &Limits) -> Outcome {
-    let mut version = Version::NEWEST;
-    match serve(env, stdin, sandbox, limits, &mut version) {
-        Ok(stdout) => Outcome { stdout, exit_code: 0 },
-        Err(e) => Outcome { stdout: e.to_json(version), exit_code: 1 },
-    }
-}
-
-fn serve(
+/// Serves one call of a runtime. `program` is the path it was called by: as `loopback` it is the loopback plugin.
+pub fn run(
+    program: &str,
     env: &dyn Lookup,
     stdin: &mut dyn Read,
     sandbox: &dyn Sandbox,
     limits: &Limits,
-    version: &mut Version,
+) -> Outcome {
+    let mut said = Said { version: Version::NEWEST, note: String::new() };
+    let (stdout, exit_code) = match serve(program, env, stdin, sandbox, limits, &mut said) {
+        Ok(stdout) => (stdout, 0),
+        Err(e) => (e.to_json(said.version), 1),
+    };
+    Outcome { stdout, note: said.note, exit_code }
+}
+
+/// What is known beside the answer.
+struct Said {
+    /// Version the answer is in.
+    version: Version,
+    /// For the log.
+    note: String,
+}
+
+fn serve(
+    program: &str,
+    env: &dyn Lookup,
+    stdin: &mut dyn Read,
+    sandbox: &dyn Sandbox,
+    limits: &Limits,
+    said: &mut Said,
 ) -> Result<String, CniError> {
+    let started = clock::now();
     let verb = Verb::from_environment(env)?;
     let bytes = read_stdin(stdin)?;
     if verb == Verb::Version {
-        return supported_versions(&bytes);
+        return supported_versions(program, &bytes);
     }
     let raw = RawConfig::decode(&bytes)?;
-    *version = raw.version;
+    said.version = raw.version;
+    let started = started.map_err(|e| CniError::new(code::IO, e.to_string()));
     let plugin = Plugin { raw: &raw, sandbox, limits };
     match verb {
+        Verb::Check if !raw.version.has_check() => Err(CniError::new(
+            code::INCOMPATIBLE_VERSION,
+            format!("cniVersion {} has no CHECK: use 0.4.0 or newer", raw.version.as_str()),
+        )),
         Verb::Status | Verb::Gc if !raw.version.has_status() => Err(CniError::new(
             code::INCOMPATIBLE_VERSION,
             format!("cniVersion {} has no {}: use 1.1.0", raw.version.as_str(), verb.as_str()),
         )),
-        Verb::Gc => {
-            Err(CniError::environment("CNI_COMMAND", "GC is not served by this version of the plugin"))
-        }
-        Verb::Status if raw.is_loopback() => Ok(String::new()),
+        // It owns nothing outside the containers.
+        Verb::Status | Verb::Gc if raw.is_loopback() => Ok(String::new()),
+        Verb::Gc => plugin.gc(started?, &mut said.note),
         Verb::Status => plugin.status(),
         Verb::Add | Verb::Check | Verb::Del => {
             let attachment = Attachment::from_environment(env, verb)?;
@@ -92,15 +125,18 @@ fn serve(
                 (_, true) => loopback::serve(verb, &raw, &attachment, sandbox),
                 (Verb::Add, _) => plugin.add(attachment),
                 (Verb::Check, _) => plugin.check(attachment),
-                _ => plugin.del(attachment),
+                _ => plugin.del(attachment, started, &mut said.note),
             }
         }
-        Verb::Version => supported_versions(&bytes),
+        Verb::Version => supported_versions(program, &bytes),
     }
 }
 
 /// The answer to VERSION is the same whatever the configuration says; the specification wants its `cniVersion` back.
-fn supported_versions(bytes: &[u8]) -> Result<String, CniError> {
+fn supported_versions(program: &str, bytes: &[u8]) -> Result<String, CniError> {
+    let loopback = Path::new(program).file_name().is_some_and(|name| name == "loopback");
+    let versions: &[Version] = if loopback { &Version::LOOPBACK } else { &Version::ALL };
+    let versions: Vec<&str> = versions.iter().map(|v| v.as_str()).collect();
     let asked = if bytes.iter().all(u8::is_ascii_whitespace) {
         None
     } else {
@@ -110,7 +146,7 @@ fn supported_versions(bytes: &[u8]) -> Result<String, CniError> {
         value.get("cniVersion").and_then(Value::as_str).map(str::to_owned)
     };
     let asked = asked.unwrap_or_else(|| Version::NEWEST.as_str().to_owned());
-    Ok(json!({ "cniVersion": asked, "supportedVersions": Version::ALL.map(Version::as_str) }).to_string())
+    Ok(json!({ "cniVersion": asked, "supportedVersions": versions }).to_string())
 }
 
 struct Plugin<'a> {
@@ -135,6 +171,7 @@ impl Plugin<'_> {
             netns: attachment.netns.clone().unwrap_or_default(),
             network: wire_network(&config),
             args: wire_args(&attachment.args),
+            runtime: config.runtime.clone(),
         };
         let made = ask(Verb::Add, &config.socket, self.limits.add, |c| c.cni_add(&request))?;
         Ok(to_result(made, config.dns).to_json(self.raw.version))
@@ -191,28 +228,77 @@ impl Plugin<'_> {
         }
     }
 
-    /// The configuration is not judged: whatever is wrong with it, the container must go.
-    fn del(&self, attachment: Attachment) -> Result<String, CniError> {
+    /// The configuration is not judged: whatever is wrong with it, the container must go. While no agent serves, the queue takes the request.
+    fn del(
+        &self,
+        attachment: Attachment,
+        started: Result<Moment, CniError>,
+        note: &mut String,
+    ) -> Result<String, CniError> {
         let request = CniDelRequest {
             attachment: wire_attachment(&attachment),
             netns: attachment.netns.clone(),
             args: wire_args(&attachment.args),
         };
-        ask(Verb::Del, self.raw.socket(), self.limits.del, |c| match c.cni_del(&request) {
-            Err(ClientError::Api { error, .. }) if error.code == ErrorCode::NotFound => Ok(()),
-            other => other.map(drop),
-        })?;
-        Ok(String::new())
+        let ask_for = |patience: Patience| {
+            ask(Verb::Del, self.raw.socket(), patience, |c| match c.cni_del(&request) {
+                Err(ClientError::Api { error, .. }) if error.code == ErrorCode::NotFound => Ok(()),
+                other => other.map(drop),
+            })
+        };
+        let (absent, whole) = (self.limits.del_absent.min(self.limits.del), self.limits.del);
+        let error = match ask_for(Patience { absent, whole }) {
+            Err(e) if e.code == code::TRY_LATER => e,
+            other => return other.map(|()| String::new()),
+        };
+        let directory = Path::new(self.raw.queue());
+        let queued = started.map_err(|e| e.to_string()).and_then(|started| {
+            queue::put(directory, &Entry { request: request.clone(), started }).map_err(|e| e.to_string())
+        });
+        match queued {
+            Ok(()) => {
+                *note = format!("{error}; DEL of {} waits in {}", request.attachment, directory.display());
+                Ok(String::new())
+            }
+            Err(not_queued) => {
+                let rest = whole.saturating_sub(absent);
+                ask_for(rest.into()).map_err(|e| e.with_details(not_queued)).map(|()| String::new())
+            }
+        }
+    }
+
+    fn gc(&self, started: Moment, note: &mut String) -> Result<String, CniError> {
+        let config = NetworkConfig::check(self.raw)?;
+        let Some(valid) = self.raw.valid_attachments()? else {
+            "no cni.dev/valid-attachments were given: nothing is known to be stale, nothing is removed"
+                .clone_into(note);
+            return Ok(String::new());
+        };
+        let request = CniGcRequest { network: config.name.clone(), valid, started };
+        let done = ask(Verb::Gc, &config.socket, self.limits.gc, |c| c.cni_gc(&request))?;
+        if !done.removed.is_empty() || !done.spared.is_empty() {
+            *note = format!("removed: {}; spared: {}", done.removed.join(", "), done.spared.join(", "));
+        }
+        if done.errors.is_empty() {
+            return Ok(String::new());
+        }
+        let message = format!("{} attachments are stale and could not be removed", done.errors.len());
+        Err(CniError::new(code::REFUSED, message).with_details(done.errors.join("; ")))
     }
 
     fn status(&self) -> Result<String, CniError> {
         let config = NetworkConfig::check(self.raw)?;
-        let not_available = |why: String| CniError::new(code::NOT_AVAILABLE, why);
+        let request = CniStatusRequest { network: wire_network(&config) };
         let status = Client::new(&config.socket)
             .with_timeout(self.limits.status)
-            .cni_status()
-            .map_err(|e| not_available(e.to_string()))?;
-        if status.ready { Ok(String::new()) } else { Err(not_available(status.message)) }
+            .cni_status(&request)
+            // Programs and maps stay when the agent goes: existing containers keep their connectivity.
+            .map_err(|e| CniError::new(code::NOT_AVAILABLE, e.to_string()))?;
+        match (status.ready, status.limited) {
+            (true, _) => Ok(String::new()),
+            (false, false) => Err(CniError::new(code::NOT_AVAILABLE, status.message)),
+            (false, true) => Err(CniError::new(code::NOT_AVAILABLE_LIMITED, status.message)),
+        }
     }
 }
 

@@ -23,6 +23,7 @@ fn every_error_code_is_on_the_page() {
         code::INVALID_CONFIG,
         code::TRY_LATER,
         code::NOT_AVAILABLE,
+        code::NOT_AVAILABLE_LIMITED,
         code::REFUSED,
         code::CONFLICT,
         code::CHECK_FAILED,

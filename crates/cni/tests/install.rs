@@ -78,10 +78,12 @@ fn install_waits_for_the_agent_and_writes_both_whole() {
             "b",
             "--label",
             "k=v",
+            "--queue=/q",
+            "--capability=ips",
         ],
     );
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    assert_eq!(host.files("bin"), ["flowloom-cni"]);
+    assert_eq!(host.files("bin"), ["flowloom-cni", "loopback"]);
     assert_eq!(host.files("conf"), ["10-flowloom.conflist"]);
     let plugin = host.root.path().join("bin/flowloom-cni");
     assert_eq!(fs::metadata(&plugin).unwrap().permissions().mode() & 0o777, 0o755);
@@ -89,8 +91,8 @@ fn install_waits_for_the_agent_and_writes_both_whole() {
     assert_eq!(
         host.conflist(),
         json!({"cniVersion": "1.0.0", "name": "flowloom", "plugins": [{
-            "type": "flowloom-cni", "socket": agent.socket(), "vpc": "blue", "subnet": "web",
-            "security_groups": ["a", "b"], "labels": {"k": "v"},
+            "type": "flowloom-cni", "socket": agent.socket(), "queue": "/q", "vpc": "blue", "subnet": "web",
+            "security_groups": ["a", "b"], "labels": {"k": "v"}, "capabilities": {"ips": true},
         }]})
     );
     assert_eq!(agent.requests().len(), 3);
@@ -105,7 +107,7 @@ fn no_configuration_appears_before_the_agent_is_ready() {
     let text = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(text.contains("document") && text.contains("no network configuration"), "{text}");
     assert_eq!(host.files("conf"), Vec::<String>::new());
-    assert_eq!(host.files("bin"), ["flowloom-cni"]);
+    assert_eq!(host.files("bin"), ["flowloom-cni", "loopback"]);
 }
 
 // Field reports 23: the runtime read a truncated configuration or program after a crash.
@@ -122,7 +124,7 @@ fn what_a_crashed_install_left_is_no_configuration_and_is_removed() {
     fs::write(host.root.path().join("conf/.10-flowloom.conflist.notes.tmp"), "someone else's").unwrap();
     assert!(host.run("install", &agent.socket(), &[]).status.success());
     assert_eq!(host.files("conf"), [".10-flowloom.conflist.notes.tmp", "10-flowloom.conflist"]);
-    assert_eq!(host.files("bin"), ["flowloom-cni"]);
+    assert_eq!(host.files("bin"), ["flowloom-cni", "loopback"]);
 }
 
 #[test]
@@ -159,6 +161,66 @@ fn uninstall_removes_its_own_and_nothing_else() {
 }
 
 #[test]
+fn missing_directories_are_made_and_the_configuration_has_the_name_asked_for() {
+    let agent = FakeAgent::start(|_| health(true));
+    let root = tempfile::tempdir().unwrap();
+    let (bin, conf) = (root.path().join("opt/cni/bin"), root.path().join("etc/cni/net.d"));
+    let run = |command: &str| {
+        let [bin, conf, socket] = [&bin, &conf, &agent.socket()].map(|p| p.display().to_string());
+        let args = [
+            command,
+            "--bin-dir",
+            &bin,
+            "--conf-dir",
+            &conf,
+            "--socket",
+            &socket,
+            "--conf-name",
+            "05-x.conflist",
+        ];
+        let out = program(&args);
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    };
+    run("install");
+    assert!(bin.join("flowloom-cni").is_file() && conf.join("05-x.conflist").is_file());
+    run("uninstall");
+    for dir in [&bin, &conf] {
+        assert_eq!(fs::read_dir(dir).unwrap().count(), 0, "{}", dir.display());
+    }
+}
+
+// Runtimes call a plugin `loopback` of their own accord, and some with a version that networks do not have.
+#[test]
+fn the_link_serves_the_loopback_plugin_of_runtimes() {
+    let agent = FakeAgent::start(|_| health(true));
+    let host = Host::new();
+    assert!(host.run("install", &agent.socket(), &[]).status.success());
+    let link = host.root.path().join("bin/loopback");
+    assert_eq!(fs::read_link(&link).unwrap(), Path::new("flowloom-cni"));
+    let call = |verb: &str, conf: &str| {
+        let mut child = Command::new(&link)
+            .env("CNI_COMMAND", verb)
+            .env("CNI_CONTAINERID", "c")
+            .env("CNI_IFNAME", "lo")
+            .env("CNI_NETNS", "")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), conf.as_bytes()).unwrap();
+        let out = child.wait_with_output().unwrap();
+        assert!(out.status.success(), "{verb}: {}", String::from_utf8_lossy(&out.stdout));
+        out.stdout
+    };
+    let versions: Value = serde_json::from_slice(&call("VERSION", r#"{"cniVersion":"1.0.0"}"#)).unwrap();
+    assert_eq!(versions["supportedVersions"], json!(["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]));
+    let conf = r#"{"cniVersion":"0.3.1","name":"cni-loopback","type":"loopback"}"#;
+    assert!(call("DEL", conf).is_empty());
+    assert!(host.run("uninstall", &agent.socket(), &[]).status.success());
+    assert_eq!(host.files("bin"), Vec::<String>::new());
+}
+
+#[test]
 fn wrong_options_are_usage_errors_and_change_nothing() {
     let host = Host::new();
     for more in [
@@ -168,6 +230,10 @@ fn wrong_options_are_usage_errors_and_change_nothing() {
         &["--label", "x"],
         &["stray"],
         &["--vpc"],
+        &["--queue", "x"],
+        &["--capability", "bandwidth"],
+        &["--conf-name", "a/b.conflist"],
+        &["--conf-name", "flowloom.conf"],
     ] {
         let out = host.run("install", Path::new("/nowhere"), more);
         assert_eq!(out.status.code(), Some(2), "{more:?}: {}", String::from_utf8_lossy(&out.stderr));

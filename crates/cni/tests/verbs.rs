@@ -20,6 +20,8 @@ const SHORT: Limits = Limits {
     add: Duration::from_secs(5),
     check: Duration::from_secs(5),
     del: Duration::from_secs(5),
+    del_absent: Duration::from_millis(100),
+    gc: Duration::from_secs(5),
     status: Duration::from_secs(5),
 };
 
@@ -69,7 +71,7 @@ fn call(
     for (k, v) in env {
         vars.insert(*k, (*v).to_owned());
     }
-    run(&vars, &mut config.to_string().as_bytes(), sandbox, limits)
+    run("/opt/cni/bin/flowloom-cni", &vars, &mut config.to_string().as_bytes(), sandbox, limits)
 }
 
 fn simple(verb: &str, config: &Value) -> Outcome {
@@ -151,7 +153,7 @@ fn version_answers_without_an_agent_and_returns_the_version_it_was_given() {
         assert_eq!(answer, json!({"cniVersion": asked, "supportedVersions": ["0.4.0", "1.0.0", "1.1.0"]}));
     }
     let vars = BTreeMap::from([("CNI_COMMAND", "VERSION".to_owned())]);
-    let empty = run(&vars, &mut &b""[..], &Table::default(), &SHORT);
+    let empty = run("/opt/cni/bin/flowloom-cni", &vars, &mut &b""[..], &Table::default(), &SHORT);
     assert_eq!(success(&empty)["cniVersion"], "1.1.0");
 }
 
@@ -177,9 +179,15 @@ fn errors_are_in_the_version_of_the_request_and_name_what_is_wrong() {
     );
     assert_eq!(failure(&simple("REMOVE", &config(&agent, "1.0.0"))).0, 4);
     let vars = BTreeMap::from([("CNI_COMMAND", "ADD".to_owned())]);
-    assert_eq!(failure(&run(&vars, &mut &b"{"[..], &Table::default(), &SHORT)).0, 6);
+    assert_eq!(
+        failure(&run("/opt/cni/bin/flowloom-cni", &vars, &mut &b"{"[..], &Table::default(), &SHORT)).0,
+        6
+    );
     let mut endless = std::io::repeat(b' ');
-    assert_eq!(failure(&run(&vars, &mut endless, &Table::default(), &SHORT)).0, 6);
+    assert_eq!(
+        failure(&run("/opt/cni/bin/flowloom-cni", &vars, &mut endless, &Table::default(), &SHORT)).0,
+        6
+    );
     assert_eq!(agent.requests(), [], "nothing may reach the agent before everything is checked");
 }
 
@@ -298,13 +306,58 @@ fn del_is_not_stopped_by_a_configuration_that_add_refuses() {
     assert_eq!(agent.paths(), ["/v1/cni/del"]);
 }
 
+/// A configuration without an agent, and a directory for its queue.
+fn orphan(directory: &tempfile::TempDir) -> Value {
+    let (socket, queue) = (directory.path().join("none"), directory.path().join("queue"));
+    json!({"cniVersion": "1.0.0", "name": "n", "type": "t", "socket": socket, "queue": queue})
+}
+
 #[test]
-fn del_without_an_agent_is_try_again_later_so_that_nothing_leaks() {
+fn del_without_an_agent_and_a_queue_is_try_again_later_so_that_nothing_leaks() {
     let directory = tempfile::tempdir().unwrap();
-    let conf =
-        json!({"cniVersion": "1.0.0", "name": "n", "type": "t", "socket": directory.path().join("none")});
-    let limits = Limits { del: Duration::from_millis(100), ..SHORT };
-    assert_eq!(failure(&call("DEL", &[], &conf, &Table::default(), &limits)).0, 11);
+    let limits = Limits { del: Duration::from_millis(200), ..SHORT };
+    let outcome = call("DEL", &[], &orphan(&directory), &Table::default(), &limits);
+    assert_eq!(failure(&outcome).0, 11);
+    let details: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert!(details["details"].as_str().unwrap().contains("queue"), "{details}");
+    assert!(!directory.path().join("queue").exists(), "the queue is the agent's to make");
+}
+
+#[test]
+fn del_without_an_agent_waits_in_the_queue_and_holds_up_no_teardown() {
+    let directory = tempfile::tempdir().unwrap();
+    let queue = directory.path().join("queue");
+    std::fs::create_dir(&queue).unwrap();
+    let before = flowloom_cni::clock::now().unwrap();
+    let env = [("CNI_NETNS", "/run/netns/gone"), ("CNI_ARGS", "K8S_POD_NAME=web-0;K8S_POD_UID=u")];
+    let outcome = call("DEL", &env, &orphan(&directory), &Table::default(), &SHORT);
+    assert_eq!((outcome.exit_code, outcome.stdout.as_str()), (0, ""));
+    assert!(outcome.note.contains("c1/eth0"), "{}", outcome.note);
+    let listed = flowloom_cni::queue::list(&queue).unwrap().entries;
+    assert_eq!(listed.len(), 1);
+    let entry = flowloom_cni::queue::read(&listed[0]).unwrap();
+    assert_eq!(entry.request.attachment.to_string(), "c1/eth0");
+    assert_eq!(entry.request.netns.as_deref(), Some("/run/netns/gone"));
+    assert_eq!(entry.request.args["K8S_POD_UID"], "u");
+    assert_eq!(entry.started.is_after(&before), Some(true));
+}
+
+#[test]
+fn del_to_an_agent_that_has_no_document_yet_waits_in_the_queue_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let agent = FakeAgent::start(|_| error(503, "NotReady", "no document"));
+    let queue = directory.path().join("queue");
+    std::fs::create_dir(&queue).unwrap();
+    let mut conf = orphan(&directory);
+    conf["socket"] = json!(agent.socket());
+    success(&call("DEL", &[], &conf, &Table::default(), &SHORT));
+    assert_eq!(flowloom_cni::queue::list(&queue).unwrap().entries.len(), 1);
+    // What the agent refuses is the runtime's to repeat.
+    let agent = FakeAgent::start(|_| error(500, "Realise", "the kernel keeps it"));
+    conf["socket"] = json!(agent.socket());
+    conf["queue"] = json!(directory.path());
+    assert_eq!(failure(&call("DEL", &[], &conf, &Table::default(), &SHORT)).0, 100);
+    assert_eq!(flowloom_cni::queue::list(directory.path()).unwrap().entries.len(), 0);
 }
 
 fn check_config(agent: &FakeAgent) -> Value {
@@ -379,24 +432,99 @@ fn status_says_whether_add_can_be_served() {
             json!({"ready": ready, "message": if ready { "" } else { "no free address" }, "available_addresses": 1}),
         )
     });
-    success(&simple("STATUS", &config(&agent, "1.1.0")));
+    let mut conf = config(&agent, "1.1.0");
+    (conf["vpc"], conf["subnet"]) = (json!("blue"), json!("web"));
+    success(&simple("STATUS", &conf));
+    let asked = agent.requests().pop().unwrap();
+    assert_eq!(
+        (&asked.body["network"]["vpc"], &asked.body["network"]["subnet"]),
+        (&json!("blue"), &json!("web"))
+    );
     assert_eq!(failure(&simple("STATUS", &config(&agent, "1.1.0"))), (50, "no free address".to_owned()));
     assert_eq!(failure(&simple("STATUS", &config(&agent, "1.0.0"))).0, 1);
     let directory = tempfile::tempdir().unwrap();
     let conf =
         json!({"cniVersion": "1.1.0", "name": "n", "type": "t", "socket": directory.path().join("none")});
     assert_eq!(failure(&simple("STATUS", &conf)).0, 50);
+    let cut_off = FakeAgent::start(|_| {
+        ok(
+            json!({"ready": false, "limited": true, "message": "the datapath refuses", "available_addresses": 0}),
+        )
+    });
+    assert_eq!(
+        failure(&simple("STATUS", &config(&cut_off, "1.1.0"))),
+        (51, "the datapath refuses".to_owned())
+    );
+}
+
+#[test]
+fn gc_hands_the_agent_the_list_and_when_it_was_called() {
+    let agent = FakeAgent::start(|_| ok(json!({"removed": ["default/old"], "spared": [], "errors": []})));
+    let mut conf = config(&agent, "1.1.0");
+    conf["cni.dev/valid-attachments"] = json!([{"containerID": "c1", "ifname": "eth0"}]);
+    let before = flowloom_cni::clock::now().unwrap();
+    let vars = BTreeMap::from([("CNI_COMMAND", "GC".to_owned()), ("CNI_PATH", "/opt/cni/bin".to_owned())]);
+    let outcome = run("flowloom-cni", &vars, &mut conf.to_string().as_bytes(), &Table::default(), &SHORT);
+    assert_eq!((outcome.exit_code, outcome.stdout.as_str()), (0, ""));
+    assert!(outcome.note.contains("default/old"), "{}", outcome.note);
+    let asked = agent.requests().pop().unwrap();
+    assert_eq!((asked.method.as_str(), asked.path.as_str()), ("POST", "/v1/cni/gc"));
+    assert_eq!(asked.body["network"], "net");
+    assert_eq!(asked.body["valid"], json!([{"container_id": "c1", "ifname": "eth0"}]));
+    assert!(asked.body["started"]["ns"].as_u64().unwrap() >= before.ns);
+    assert_eq!(failure(&simple("GC", &config(&agent, "1.0.0"))).0, 1);
 }
 
 // Field reports 11: a GC that misreads its list deletes everything.
 #[test]
-fn gc_is_refused_and_touches_nothing() {
-    let agent = FakeAgent::start(|_| panic!("GC must not reach the agent"));
+fn gc_without_a_list_removes_nothing_and_one_that_is_no_list_is_an_error() {
+    let agent = FakeAgent::start(|_| panic!("this GC must not reach the agent"));
+    let outcome = simple("GC", &config(&agent, "1.1.0"));
+    assert_eq!((outcome.exit_code, outcome.stdout.as_str()), (0, ""));
+    assert!(outcome.note.contains("nothing is removed"), "{}", outcome.note);
+    let mut conf = config(&agent, "1.1.0");
+    for bad in [json!({}), json!("c1"), json!([{"containerId": "c1", "ifname": "eth0"}])] {
+        conf["cni.dev/valid-attachments"] = bad;
+        assert_eq!(failure(&simple("GC", &conf)).0, 7);
+    }
+    conf["cni.dev/valid-attachments"] = json!([]);
+    conf["subnets"] = json!("typo");
+    assert_eq!(failure(&simple("GC", &conf)).0, 2);
+}
+
+#[test]
+fn gc_tells_what_could_not_be_removed_and_is_asked_again_while_the_agent_starts() {
+    let n = AtomicU32::new(0);
+    let agent = FakeAgent::start(move |_| match n.fetch_add(1, Ordering::Relaxed) {
+        0 => error(503, "NotReady", "no document"),
+        _ => ok(json!({"removed": [], "spared": [], "errors": ["endpoint default/x: busy"]})),
+    });
     let mut conf = config(&agent, "1.1.0");
     conf["cni.dev/valid-attachments"] = json!([]);
-    let (code, message) = failure(&simple("GC", &conf));
-    assert_eq!((code, message.contains("GC")), (4, true));
-    assert_eq!(failure(&simple("GC", &config(&agent, "1.0.0"))).0, 1);
+    let outcome = simple("GC", &conf);
+    assert_eq!(failure(&outcome).0, 100);
+    assert!(outcome.stdout.contains("default/x"), "{}", outcome.stdout);
+    let requests = agent.requests();
+    assert_eq!(requests[0].body["started"], requests[1].body["started"], "a later try is no newer list");
+}
+
+#[test]
+fn what_the_runtime_asks_for_reaches_the_agent_typed_and_bandwidth_is_refused() {
+    let agent = FakeAgent::start(|_| ok(made()));
+    let mut conf = config(&agent, "1.0.0");
+    conf["capabilities"] = json!({"portMappings": true, "mac": true});
+    conf["runtimeConfig"] = json!({
+        "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""}],
+        "mac": "02:00:00:00:00:07",
+    });
+    success(&simple("ADD", &conf));
+    assert_eq!(
+        agent.requests()[0].body["runtime"],
+        json!({"port_mappings": [{"host_port": 8080, "container_port": 80, "protocol": "tcp"}], "mac": "02:00:00:00:00:07"})
+    );
+    conf["runtimeConfig"] = json!({"bandwidth": {"ingressRate": 1000}});
+    let (code, message) = failure(&simple("ADD", &conf));
+    assert!(code == 2 && message.contains("bandwidth"), "{code} {message}");
 }
 
 #[test]
@@ -420,4 +548,14 @@ fn loopback_needs_no_agent() {
     assert_eq!(*table.loopback.lock().unwrap(), [(NETNS.to_owned(), true), (NETNS.to_owned(), false)]);
     table.interfaces.insert((NETNS.into(), "lo".into()), lo(false));
     assert_eq!(failure(&call("CHECK", &env, &conf, &table, &SHORT)).0, 102);
+    let old = json!({"cniVersion": "0.3.1", "name": "cni-loopback", "type": "loopback"});
+    let result = success(&call("ADD", &env, &old, &table, &SHORT));
+    assert_eq!((&result["cniVersion"], &result["ips"][0]["version"]), (&json!("0.3.1"), &json!("4")));
+    assert_eq!(failure(&call("CHECK", &env, &old, &table, &SHORT)).0, 1, "0.3.1 has no CHECK");
+    let mut chained = json!({"cniVersion": "1.1.0", "name": "n", "type": "loopback"});
+    chained["prevResult"] = json!({"cniVersion": "1.1.0", "interfaces": [{"name": "eth0"}]});
+    assert_eq!(success(&call("ADD", &env, &chained, &table, &SHORT)), chained["prevResult"]);
+    chained["cni.dev/valid-attachments"] = json!([]);
+    success(&call("GC", &env, &chained, &table, &SHORT));
+    success(&call("STATUS", &env, &chained, &table, &SHORT));
 }

@@ -434,6 +434,7 @@ fn an_endpoint_was_orphaned_when_the_client_gave_up_during_add() -> Result<()> {
                 ..CniNetwork::default()
             },
             args: std::collections::BTreeMap::default(),
+            runtime: flowloom_api::v1::CniRuntime::default(),
         };
         let impatient = lab.agents[0].client().with_timeout(Duration::from_micros(500 + 2000 * round));
         let answer = impatient.cni_add(&request);

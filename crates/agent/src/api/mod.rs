@@ -34,6 +34,9 @@ use crate::core::Handle;
 /// Largest request head.
 const HEAD_BYTES: usize = 16 * 1024;
 
+/// Largest list of valid attachments: the plugin reads 1 MiB.
+const GC_BYTES: usize = 2 << 20;
+
 /// What every handler gets.
 #[derive(Clone, Debug)]
 pub(crate) struct Context {
@@ -84,7 +87,9 @@ fn router(context: Context) -> Router {
         .route(route::CNI_ADD, post(cni::add))
         .route(route::CNI_CHECK, post(cni::check))
         .route(route::CNI_DEL, post(cni::del))
-        .route(route::CNI_STATUS, get(cni::status))
+        .route(route::CNI_GC, post(cni::gc))
+        .route(route::CNI_STATUS, get(cni::status).post(cni::status_of))
+        .route(route::CNI, get(cni::report))
         .route(route::CNI_TIMING, get(cni::timing))
         .fallback(|request: Request| async move {
             failure(ErrorCode::UnknownPath, format!("{} is not a path of this API", request.uri().path()))
@@ -100,7 +105,10 @@ fn router(context: Context) -> Router {
 /// Reads the body before anything else happens, within limits of size and time.
 async fn read_body(State(context): State<Context>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
-    let most = context.limits.body_bytes;
+    let most = match parts.uri.path() {
+        route::CNI_GC => context.limits.body_bytes.max(GC_BYTES),
+        _ => context.limits.body_bytes,
+    };
     let patience = Duration::from_secs(context.limits.header_seconds);
     let announced =
         parts.headers.get(axum::http::header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());

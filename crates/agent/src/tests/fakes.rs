@@ -32,7 +32,7 @@ pub(crate) struct Net {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FakeNet(pub(crate) Arc<Mutex<Net>>);
 
-fn index(device: &str) -> u32 {
+pub(crate) fn index(device: &str) -> u32 {
     100 + device.bytes().fold(0u32, |h, b| h.wrapping_mul(31).wrapping_add(u32::from(b))) % 1_000_000
 }
 
@@ -137,6 +137,8 @@ pub(crate) struct Maps {
     node: Option<NodeSettings>,
     /// Added to the index of every device.
     pub(crate) generation: u32,
+    /// Devices on which somebody's programs are.
+    pub(crate) preceded: BTreeSet<u32>,
     /// Devices with programs.
     pub(crate) guarded: BTreeSet<u32>,
 }
@@ -165,6 +167,10 @@ impl Plane for FakePlane {
 
     fn guard_endpoint(&mut self, id: EndpointId, device: &str) -> Result<(DeviceInfo, bool)> {
         Ok((self.attach_endpoint(id, device)?, true))
+    }
+
+    fn is_preceded(&mut self, ifindex: u32) -> bool {
+        self.0.lock().unwrap().preceded.contains(&ifindex)
     }
 
     fn detach_endpoint(&mut self, id: EndpointId) -> Result<()> {

@@ -1,6 +1,7 @@
 //! The core over an outside world in memory.
 
 pub(crate) mod fakes;
+mod runtimes;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -108,6 +109,7 @@ fn add(id: &str) -> v1::CniAddRequest {
         netns: format!("/run/netns/{id}"),
         network: CniNetwork { name: "net".into(), ..CniNetwork::default() },
         args: BTreeMap::new(),
+        runtime: v1::CniRuntime::default(),
     }
 }
 
@@ -354,7 +356,7 @@ fn an_endpoint_that_does_not_fit_holds_up_nobody_else() {
     // Nor after a restart.
     let mut core = node.agent();
     core.cni_add(&add("c2")).unwrap();
-    assert!(core.cni_status().ready);
+    assert!(core.cni_status(&CniNetwork::default()).ready);
     node.plane.0.lock().unwrap().memory.capacity.clear();
     core.pass();
     assert_eq!(state_of(&mut core, "red/b"), v1::EndpointState::Ready);

@@ -112,6 +112,12 @@ pub struct AttachmentInfo {
     pub netns: String,
     /// CNI network name.
     pub network: String,
+    /// What the runtime asked for beside the network configuration: host ports.
+    #[serde(default, skip_serializing_if = "super::CniRuntime::is_empty")]
+    pub runtime: super::CniRuntime,
+    /// The pod it is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<super::CniPod>,
 }
 
 /// Packets and bytes that passed an endpoint.

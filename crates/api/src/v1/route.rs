@@ -32,7 +32,11 @@ pub const CNI_ADD: &str = "/v1/cni/add";
 pub const CNI_CHECK: &str = "/v1/cni/check";
 /// `POST` [`super::CniDelRequest`]: [`super::CniDeleted`].
 pub const CNI_DEL: &str = "/v1/cni/del";
-/// `GET`: [`super::CniStatus`].
+/// `POST` [`super::CniGcRequest`]: [`super::CniCollected`].
+pub const CNI_GC: &str = "/v1/cni/gc";
+/// `GET`: [`super::CniReport`].
+pub const CNI: &str = "/v1/cni";
+/// `GET`, `POST` [`super::CniStatusRequest`]: [`super::CniStatus`].
 pub const CNI_STATUS: &str = "/v1/cni/status";
 /// `GET`: [`super::CniTimings`].
 pub const CNI_TIMING: &str = "/v1/cni/timing";

@@ -1,6 +1,7 @@
 //! The commands: one module per group, each with its arguments and what it does.
 
 mod apply;
+mod cni;
 mod conntrack;
 mod endpoint;
 mod node;
@@ -73,6 +74,9 @@ enum Command {
     #[command(subcommand)]
     Ct(conntrack::ConntrackCommand),
     Drops(observe::DropsArgs),
+    /// Container runtimes on this node.
+    #[command(subcommand)]
+    Cni(cni::CniCommand),
     Completion(CompletionArgs),
     Version(VersionArgs),
 }
@@ -136,6 +140,7 @@ fn dispatch(context: &mut Context<'_>, command: Command) -> Result<Exit, Failure
         Command::Trace(args) => trace::run(context, &args),
         Command::Ct(command) => conntrack::run(context, &command),
         Command::Drops(args) => observe::drops(context, &args),
+        Command::Cni(command) => cni::run(context, &command),
         Command::Completion(args) => completion(context, args.shell),
         Command::Version(args) => node::version(context, args.client),
     }

@@ -1,5 +1,6 @@
 //! How answers look: one module per kind of answer, text only. JSON and YAML are the API's own shapes.
 
+pub(crate) mod cni;
 pub(crate) mod conntrack;
 pub(crate) mod document;
 pub(crate) mod drops;
