@@ -111,6 +111,8 @@ pub mod ct_flags {
     pub const FROM_HOST: u16 = 128;
     /// Rejected once already: the answer went out.
     pub const REJECTED: u16 = 256;
+    /// In `conntrack_new`: the connection is in `conntrack` now, and this entry takes it back when it ends. By itself it stands for nothing.
+    pub const MOVED: u16 = 512;
 }
 
 /// Which destinations a [`CtEntry`] knows: while the sender's decision is current, packets of that direction go to the other side's endpoint on

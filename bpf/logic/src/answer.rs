@@ -97,16 +97,19 @@ fn may<T: Tables>(t: T, p: &mut Packet) -> bool {
     t.take_token(&RateKey { endpoint: p.blame, what: RATE_ANSWERS }, limit, p.now) <= u64::from(u32::MAX)
 }
 
-/// Answers a refused packet: TCP by a reset, anything else by "administratively prohibited". The drop is counted by the caller; a step other
+/// Answers a refused packet: TCP by a reset, anything else by "port unreachable" for a service, "administratively prohibited" otherwise. The drop is counted by the caller; a step other
 /// than [`Step::DONE`] means that nothing is sent.
 #[inline(never)]
-pub(crate) fn refuse<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
+pub(crate) fn refuse<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, reason: u8) -> Step {
     if !may(t, p) {
         return Step::GO;
     }
     if p.protocol == TCP {
         t.step(trace_step::ANSWER, 3, 0, 0);
         reset(f, t, p)
+    } else if reason >= DropReason::ServiceNoBackend as u8 {
+        // Nobody listens (RFC 1122 section 3.2.2.1, RFC 4443 section 3.1).
+        error(f, t, p, if p.ethertype == IPV4 { 3 << 8 | 3 } else { 1 << 8 | 4 }, 0)
     } else if p.ethertype == IPV4 {
         // Destination unreachable, communication administratively prohibited (RFC 1812 section 5.2.7.1).
         error(f, t, p, 3 << 8 | 13, 0)

@@ -218,6 +218,28 @@ impl CtCell {
         self.flags.get()
     }
 
+    /// Whether the connection is in the established table and this entry waits for its end.
+    #[must_use]
+    #[inline(always)]
+    pub fn has_moved(&self) -> bool {
+        self.flags.get() & ct_flags::MOVED != 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn rev_nat(&self) -> u32 {
+        self.rev_nat.get()
+    }
+
+    #[inline(always)]
+    pub(crate) fn nat_addr(&self) -> Addr {
+        self.nat_addr.get()
+    }
+
+    #[inline(always)]
+    pub(crate) fn nat_port(&self) -> [u8; 2] {
+        self.nat_port.get()
+    }
+
     #[inline(always)]
     pub(crate) fn routes(&self) -> u8 {
         self.routes.get()
@@ -244,6 +266,18 @@ impl CtCell {
         if self.last_seen.get() != now {
             self.last_seen.set(now);
         }
+    }
+
+    /// Takes the connection back that has ended. Its decisions are those of its beginning: where they are not current, they are made anew.
+    #[inline(always)]
+    fn take_back(&self, e: &Self) {
+        self.packets[0].set(e.packets[0].get());
+        self.packets[1].set(e.packets[1].get());
+        self.bytes[0].set(e.bytes[0].get());
+        self.bytes[1].set(e.bytes[1].get());
+        self.last_seen.set(e.last_seen.get());
+        self.state.set(e.state.get());
+        self.flags.set(e.flags.get() & !ct_flags::COUNTED);
     }
 
     /// Starts the entry over as a new connection.
@@ -406,12 +440,19 @@ pub(crate) fn touch<T: Tables>(t: T, p: &mut Packet, e: &CtCell, bytes: u32) -> 
 /// Moves an entry that has ended back to where new ones make it go: it takes neither room nor quota from those that live.
 #[inline(never)]
 fn demote<T: Tables>(t: T, p: &mut Packet, e: &CtCell) {
-    e.read(&mut p.entry);
-    let counted = p.entry.flags & ct_flags::COUNTED != 0;
-    p.entry.flags &= !ct_flags::COUNTED;
-    // Added before it is removed: no packet finds it in neither.
-    if t.insert_half_open(&p.key, &p.entry) == Inserted::Yes && t.remove_established(&p.key) && counted {
-        let (orig, reply) = (p.entry.orig_endpoint, p.entry.reply_endpoint);
+    let counted = e.flags() & ct_flags::COUNTED != 0;
+    let (orig, reply) = (e.endpoint(direction::EGRESS), e.endpoint(direction::INGRESS));
+    // There before it is removed here: no packet finds it in neither. Mostly it is where it began.
+    if let Some(begun) = t.half_open(&p.key) {
+        begun.take_back(e);
+    } else {
+        e.read(&mut p.entry);
+        p.entry.flags &= !ct_flags::COUNTED;
+        if t.insert_half_open(&p.key, &p.entry) != Inserted::Yes {
+            return;
+        }
+    }
+    if t.remove_established(&p.key) && counted {
         t.give_quota(&QuotaKey { vpc: p.vpc, endpoint: 0 });
         if orig != 0 {
             t.give_quota(&QuotaKey { vpc: p.vpc, endpoint: orig });
@@ -444,7 +485,12 @@ fn promote<T: Tables>(t: T, p: &mut Packet, e: &CtCell) -> Step {
     }
     let inserted = t.insert_established(&p.key, &p.entry);
     if inserted == Inserted::Yes {
-        t.remove_half_open(&p.key);
+        if p.tuple_protocol == TCP {
+            // Its end will be seen, and nothing is added or removed there then.
+            e.flags.set(e.flags.get() | ct_flags::MOVED);
+        } else {
+            t.remove_half_open(&p.key);
+        }
         return Step::GO;
     }
     t.give_quota(&QuotaKey { vpc: p.vpc, endpoint: 0 });

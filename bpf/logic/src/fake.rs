@@ -10,7 +10,7 @@ use flowloom_bpf_abi::{
     CtKey, DropKey, DropReason, EndpointRecord, Event, FlowKey, FlowValue, FragKey, FragValue, MemberKey,
     NetnsRecord, NodeConfig, PeerKey, PeerRecord, PolicyKey, PolicyValue, QuotaKey, QuotaValue, RangeKey,
     RateKey, RateValue, ServiceKey, ServiceRecord, SocketKey, SocketValue, TraceStep, TrafficCounters,
-    VpcRecord, direction,
+    VpcRecord, ct_flags, direction,
 };
 
 use crate::{CtCell, Frame, Inserted, Packet, Tables, TunnelKey, Verdict, Zero};
@@ -73,6 +73,25 @@ impl FakeFrame {
     }
 }
 
+impl FakeFrame {
+    /// Adds to a checksum: to the sum itself where it is pending, else to its complement.
+    fn fix(&self, at: u32, change: u16, udp: bool, pending: bool) -> bool {
+        let mut held = [0; 2];
+        if !self.load(at, &mut held) {
+            return false;
+        }
+        let held = u16::from_be_bytes(held);
+        if udp && held == 0 {
+            return true;
+        }
+        let sum = u32::from(if pending { held } else { !held }) + u32::from(change);
+        let sum = ((sum & 0xffff) + (sum >> 16)) as u16;
+        let new = if pending { sum } else { !sum };
+        let new = if udp && new == 0 { 0xffff } else { new };
+        self.store(at, &new.to_be_bytes())
+    }
+}
+
 impl Frame for &FakeFrame {
     fn len(self) -> u32 {
         self.0.borrow().data.len() as u32
@@ -94,6 +113,16 @@ impl Frame for &FakeFrame {
 
     fn store_summed<const N: usize>(self, at: u32, bytes: &[u8; N]) -> bool {
         self.store(at, bytes)
+    }
+
+    fn fix_pseudo(self, at: u32, change: u16, _v4: bool, udp: bool) -> bool {
+        let pending = self.0.borrow().pending == Some(at);
+        self.fix(at, change, udp, pending)
+    }
+
+    fn fix_payload(self, at: u32, change: u16, udp: bool) -> bool {
+        // What the device sums up is not in the field yet.
+        self.0.borrow().pending == Some(at) || self.fix(at, change, udp, false)
     }
 
     fn ifindex(self) -> u32 {
@@ -197,7 +226,8 @@ pub struct FakeTables {
     /// VNI -> VPC.
     pub vnis: RefCell<BTreeMap<u32, u32>>,
     policies: RefCell<BTreeMap<u32, BTreeMap<PolicyKey, &'static PolicyValue>>>,
-    established: RefCell<BTreeMap<CtKey, &'static CtCell>>,
+    /// Established connections.
+    pub established: RefCell<BTreeMap<CtKey, &'static CtCell>>,
     half_open: RefCell<BTreeMap<CtKey, &'static CtCell>>,
     /// Most established connections; 0 = no limit.
     pub capacity: Cell<usize>,
@@ -316,13 +346,17 @@ impl FakeTables {
     #[must_use]
     pub fn connections(&self) -> Vec<(CtKey, CtEntry)> {
         let all = [&self.established, &self.half_open];
-        all.iter().flat_map(|m| m.borrow().iter().map(|(k, e)| (*k, e.value())).collect::<Vec<_>>()).collect()
+        all.iter()
+            .flat_map(|m| m.borrow().iter().map(|(k, e)| (*k, e.value())).collect::<Vec<_>>())
+            .filter(|(_, e)| e.flags & ct_flags::MOVED == 0)
+            .collect()
     }
 
     /// How many connections are established and half open.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
-        (self.established.borrow().len(), self.half_open.borrow().len())
+        let begun = self.half_open.borrow().values().filter(|e| !e.has_moved()).count();
+        (self.established.borrow().len(), begun)
     }
 
     /// Packets dropped by reason.
@@ -525,8 +559,7 @@ impl Tables for &FakeTables {
     }
 
     fn touch_socket(self, key: &SocketKey, second: u32) {
-        if let Some((_, v)) =
-            self.sockets.borrow_mut().iter_mut().find(|(k, _)| k == key && !self.dry.get())
+        if let Some((_, v)) = self.sockets.borrow_mut().iter_mut().find(|(k, _)| k == key && !self.dry.get())
         {
             v.last_used = second;
         }

@@ -41,6 +41,11 @@ pub trait Frame: Copy {
     fn store<const N: usize>(self, at: u32, bytes: &[u8; N]) -> bool;
     /// Copies bytes in and keeps a checksum that the device computed over the packet right.
     fn store_summed<const N: usize>(self, at: u32, bytes: &[u8; N]) -> bool;
+    /// Adds to the transport checksum at `at` what a change of an address in the pseudo header does, with what the kernel knows of the
+    /// checksum; the change itself is made by [`Self::store`]. `udp`: a zero stays, and none comes to be.
+    fn fix_pseudo(self, at: u32, change: u16, v4: bool, udp: bool) -> bool;
+    /// The same for a change of what the checksum covers.
+    fn fix_payload(self, at: u32, change: u16, udp: bool) -> bool;
     /// Device of the hook.
     fn ifindex(self) -> u32;
     /// Device that the packet came in on, 0 = made by this host.

@@ -10,7 +10,7 @@ use crate::guard::{self, Kind};
 use crate::packet::{Packet, flag, to};
 use crate::parse::{self, ARP, IPV4, IPV6};
 use crate::tables::Tables;
-use crate::{Step, answer, bail, go, neighbour, report, route, track};
+use crate::{Step, answer, bail, go, nat, neighbour, report, route, track};
 
 /// TCX ingress of an endpoint's host-side device: everything that a workload sends.
 #[inline(always)]
@@ -140,6 +140,7 @@ fn received<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
         p.flags |= flag::FROM_HOST;
     }
     go!(track::connection(f, t, p));
+    go!(nat::rewrite(f, p));
     t.count_traffic(p.dst_ep, direction::INGRESS, f.len());
     p.verdict = Verdict::PASS.0;
     Step::DONE

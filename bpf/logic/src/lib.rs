@@ -14,6 +14,7 @@ pub mod fake;
 mod frame;
 mod guard;
 mod hooks;
+mod nat;
 mod neighbour;
 mod packet;
 mod parse;

@@ -2,9 +2,12 @@
 
 use core::mem::{offset_of, size_of};
 
-use flowloom_bpf_abi::{Addr, AddressKey, CtDecision, CtEntry, CtKey, Event, FragKey, PeerKey, PolicyKey};
+use flowloom_bpf_abi::{
+    Addr, AddressKey, CtDecision, CtEntry, CtKey, Event, FlowKey, FlowValue, FragKey, PeerKey, PolicyKey,
+};
 
 use crate::frame::{TunnelKey, Verdict};
+use crate::service::Query;
 use crate::tables::Tables;
 
 /// One packet's state. [`Packet::begin`] clears what is before `buf`; of the rest, what a stage has not filled is stale from the packet before.
@@ -58,6 +61,14 @@ pub struct Packet {
     pub(crate) decision: CtDecision,
     pub(crate) entry: CtEntry,
     pub(crate) event: Event,
+    /// The service's address: before the destination was translated, or what the source becomes.
+    pub(crate) nat_addr: Addr,
+    pub(crate) flow_key: FlowKey,
+    pub(crate) flow: FlowValue,
+    pub(crate) query: Query,
+    pub(crate) nat_service: u32,
+    /// Offset of the transport header that an ICMP error quotes.
+    pub(crate) quoted_l4: u32,
     pub(crate) verdict: i32,
     pub(crate) vpc_flags: u32,
     pub(crate) vni: u32,
@@ -85,6 +96,8 @@ pub struct Packet {
     pub(crate) route_drop: u8,
     /// Direction that a drop is counted for.
     pub(crate) blame_direction: u8,
+    /// Port of `nat_addr`.
+    pub(crate) nat_port: [u8; 2],
 }
 
 /// Scratch for headers: filled by the kernel's copy, so it is not cleared first.
@@ -157,6 +170,14 @@ pub(crate) mod flag {
     pub(crate) const BY_STACK: u32 = 16_384;
     /// Nobody has the address that [`crate::route::identity_of`] was asked for last.
     pub(crate) const UNASSIGNED: u32 = 32_768;
+    /// The destination was a service's and is a backend's now.
+    pub(crate) const NAT_DST: u32 = 65_536;
+    /// The source is a backend and becomes the service's where the client is.
+    pub(crate) const NAT_SRC: u32 = 131_072;
+    /// The flow to the service is not remembered yet.
+    pub(crate) const NEW_FLOW: u32 = 262_144;
+    /// Found half open, but it stands for nothing any more.
+    pub(crate) const GONE: u32 = 524_288;
 }
 
 /// Where a packet goes.

@@ -356,6 +356,7 @@ pub(crate) fn quoted<F: Frame>(f: F, p: &mut Packet) -> Step {
             bail!(ConntrackInvalid);
         }
     }
+    p.quoted_l4 = l4;
     // The error goes to who sent the packet that it speaks of.
     if inner_src != p.dst {
         bail!(ConntrackInvalid);

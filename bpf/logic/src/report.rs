@@ -7,7 +7,7 @@ use flowloom_bpf_abi::{
 use crate::frame::{Frame, Verdict};
 use crate::packet::{Packet, flag};
 use crate::tables::Tables;
-use crate::{Step, answer};
+use crate::{Step, answer, nat};
 
 /// Counts a drop and tells user space.
 #[inline(never)]
@@ -80,8 +80,9 @@ pub(crate) fn finish<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, step: Step
     }
     let reason = if step == Step::GO { DropReason::InternalError as u8 } else { step.reason() };
     dropped(f, t, p, reason);
+    nat::restore(p);
     let sent = if step.is_reject() {
-        answer::refuse(f, t, p)
+        answer::refuse(f, t, p, reason)
     } else if step.is_error() {
         answer::undeliverable(f, t, p, reason)
     } else {

@@ -5,13 +5,13 @@ use flowloom_bpf_abi::{
     mark, peer_flags, trace_step, vpc_flags,
 };
 
-use crate::answer;
 use crate::frame::{Frame, TunnelKey, Verdict};
 use crate::guard::on_link;
 use crate::packet::{Packet, flag, to};
 use crate::parse::{ETH, IPV4};
 use crate::tables::Tables;
 use crate::{Step, bail, go};
+use crate::{answer, nat};
 
 /// Identity of an address; what nobody names is the world.
 ///
@@ -104,19 +104,15 @@ fn nowhere(p: &mut Packet, reason: DropReason) {
 /// Sends a judged packet on.
 #[inline(never)]
 pub(crate) fn forward<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
+    if p.route == to::LOCAL || p.route == to::TUNNEL || p.route == to::DIRECT {
+        go!(hop(f, t, p));
+        go!(sized(f, t, p));
+    }
+    go!(nat::rewrite(f, p));
     match p.route {
-        to::LOCAL => {
-            go!(hop(f, t, p));
-            deliver(f, t, p)
-        }
-        to::TUNNEL => {
-            go!(hop(f, t, p));
-            encapsulate(f, t, p)
-        }
-        to::DIRECT => {
-            go!(hop(f, t, p));
-            direct(f, t, p)
-        }
+        to::LOCAL => deliver(f, t, p),
+        to::TUNNEL => encapsulate(f, t, p),
+        to::DIRECT => direct(f, t, p),
         to::GATEWAY => {
             if p.has(flag::ECHO_REQUEST) && !p.has(flag::FRAG_FIRST | flag::FRAG_LATER) {
                 t.count_traffic(p.src_ep, direction::EGRESS, f.len());
@@ -179,16 +175,28 @@ fn fits<F: Frame>(f: F, p: &Packet, mtu: u32) -> bool {
     mtu == 0 || p.flags & flag::DONT_FRAGMENT == 0 || size(f, p) <= mtu
 }
 
+/// Whether the packet fits where it goes.
+#[inline(never)]
+fn sized<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
+    let mtu = if p.route == to::LOCAL {
+        t.endpoint(p.dst_ep).map_or(0, |ep| u32::from(ep.mtu))
+    } else {
+        let Some(config) = t.config() else { bail!(NoRoute) };
+        u32::from(if p.route == to::TUNNEL { config.overlay_mtu } else { config.uplink_mtu })
+    };
+    if !fits(f, p, mtu) {
+        p.mtu = mtu;
+        return Step::error(DropReason::MtuExceeded);
+    }
+    Step::GO
+}
+
 /// Hands the packet to the local endpoint `p.dst_ep`.
 #[inline(never)]
 pub(crate) fn deliver<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     let Some(ep) = t.endpoint(p.dst_ep) else { bail!(UnknownDestination) };
     if ep.flags & endpoint_flags::VALID == 0 {
         bail!(UnknownDestination);
-    }
-    if !fits(f, p, u32::from(ep.mtu)) {
-        p.mtu = u32::from(ep.mtu);
-        return Step::error(DropReason::MtuExceeded);
     }
     let (d, s) = (ep.mac, ep.host_mac);
     if !f.store(0, &[d[0], d[1], d[2], d[3], d[4], d[5], s[0], s[1], s[2], s[3], s[4], s[5]]) {
@@ -216,11 +224,6 @@ fn encapsulate<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     if config.overlay_ifindex == 0 {
         bail!(EncapFailed);
     }
-    let mtu = u32::from(config.overlay_mtu);
-    if !fits(f, p, mtu) {
-        p.mtu = mtu;
-        return Step::error(DropReason::MtuExceeded);
-    }
     p.tunnel_key = TunnelKey { vni: p.vni, remote: p.tunnel };
     if !f.set_tunnel(&p.tunnel_key) {
         bail!(EncapFailed);
@@ -239,11 +242,6 @@ fn direct<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     let Some(config) = t.config() else { bail!(NoRoute) };
     if config.uplink_ifindex == 0 {
         bail!(NoRoute);
-    }
-    let mtu = u32::from(config.uplink_mtu);
-    if !fits(f, p, mtu) {
-        p.mtu = mtu;
-        return Step::error(DropReason::MtuExceeded);
     }
     t.step(trace_step::DELIVER, config.uplink_ifindex, 0, 0);
     t.count_traffic(p.src_ep, direction::EGRESS, f.len());

@@ -11,7 +11,7 @@ use crate::guard::owns;
 use crate::packet::{Packet, flag, to};
 use crate::parse::{ACK, ICMP, ICMPV6, RST, SYN, TCP};
 use crate::tables::Tables;
-use crate::{Step, answer, bail, go, policy, report, route};
+use crate::{Step, answer, bail, go, nat, policy, report, route};
 
 /// Judges the packet by its connection, or as the start of one. On return `p.route` is known when the hook forwards.
 #[inline(never)]
@@ -19,13 +19,20 @@ pub(crate) fn connection<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Ste
     if p.has(flag::UNTRACKED) {
         return fresh(f, t, p, None);
     }
-    conntrack::key(p);
-    let mut half = false;
-    let mut found = t.established(&p.key);
-    if found.is_none() {
-        found = t.half_open(&p.key);
-        half = true;
+    let mut found = lookup(t, p);
+    // What a workload sends without a connection may be for a service: then it has one with the backend.
+    if p.src_ep != 0
+        && p.has(flag::FORWARDS)
+        && found.is_none_or(|e| p.has(flag::GONE) || e.is_expired(p.tuple_protocol, p.now))
+    {
+        go!(nat::meet(f, t, p));
+        if p.has(flag::NAT_DST) {
+            found = lookup(t, p);
+        }
     }
+    let half = p.has(flag::HALF_OPEN);
+    let gone = p.has(flag::GONE);
+    p.flags &= !(flag::HALF_OPEN | flag::GONE);
     let error = p.has(flag::ICMP_ERROR);
     let Some(e) = found else {
         t.step(trace_step::CONNTRACK, 0, 0, 0);
@@ -35,8 +42,12 @@ pub(crate) fn connection<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Ste
         return fresh(f, t, p, None);
     };
     let original = (e.flags() & ct_flags::ORIG_IS_LO != 0) == p.has(flag::SRC_IS_LO);
-    t.step(trace_step::CONNTRACK, if half { 1 } else { 2 }, u32::from(!original), 0);
-    if e.is_expired(p.tuple_protocol, p.now) {
+    if gone {
+        t.step(trace_step::CONNTRACK, 0, 0, 0);
+    } else {
+        t.step(trace_step::CONNTRACK, if half { 1 } else { 2 }, u32::from(!original), 0);
+    }
+    if gone || e.is_expired(p.tuple_protocol, p.now) {
         if error {
             bail!(ConntrackInvalid);
         }
@@ -63,6 +74,38 @@ pub(crate) fn connection<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Ste
     known(f, t, p, e)
 }
 
+/// The connection of the packet's tuple, with [`flag::HALF_OPEN`] and [`flag::GONE`].
+#[inline(never)]
+fn lookup<T: Tables>(t: T, p: &mut Packet) -> Option<&'static CtCell> {
+    p.flags &= !(flag::HALF_OPEN | flag::GONE);
+    conntrack::key(p);
+    let found = t.established(&p.key);
+    if found.is_some() {
+        return found;
+    }
+    let half = t.half_open(&p.key);
+    if half.is_some_and(CtCell::has_moved) {
+        // Between the two lookups, or what it moved to is gone.
+        let now = t.established(&p.key);
+        if now.is_some() {
+            return now;
+        }
+        p.flags |= flag::GONE;
+    }
+    p.flags |= flag::HALF_OPEN;
+    half
+}
+
+/// Whether the client asks for what the connection stands for: one port of it may not speak to a backend both as a service's and as itself,
+/// nor for two services, since the backend's answers would be the same.
+#[inline(always)]
+fn same_service(p: &Packet, e: &CtCell) -> bool {
+    if e.rev_nat() == 0 {
+        return !p.has(flag::NAT_DST);
+    }
+    p.has(flag::NAT_DST) && e.nat_addr() == p.nat_addr && e.nat_port() == p.nat_port
+}
+
 #[inline(never)]
 fn known<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell) -> Step {
     let original = p.has(flag::ORIGINAL);
@@ -71,6 +114,19 @@ fn known<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell) -> Step {
     } else {
         (direction::INGRESS, direction::EGRESS)
     };
+    if original {
+        if p.src_ep != 0 && !same_service(p, e) {
+            return Step::reject(DropReason::ServiceTupleInUse);
+        }
+        // The flow was forgotten (its table is smaller), the connection was not.
+        if p.has(flag::NEW_FLOW) {
+            nat::learn(t, p);
+        }
+    } else if e.rev_nat() != 0 {
+        p.flags |= flag::NAT_SRC;
+        p.nat_addr = e.nat_addr();
+        p.nat_port = e.nat_port();
+    }
     if p.src_ep != 0 {
         go!(side(f, t, p, e, src_side));
     }
@@ -317,7 +373,8 @@ fn fresh<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, dead: Option<&CtCell>)
             p.entry.decision[1] = p.decision;
         }
     }
-    if !keep || p.has(flag::UNTRACKED) {
+    // Without an entry nobody knew what a backend's answer is the answer to.
+    if (!keep && !p.has(flag::NAT_DST)) || p.has(flag::UNTRACKED) {
         return Step::GO;
     }
     if p.protocol == TCP && p.tcp_flags & RST != 0 {
@@ -350,6 +407,12 @@ fn store<T: Tables>(t: T, p: &mut Packet, dead: Option<&CtCell>, bytes: u32) {
     p.entry.reply_endpoint = p.dst_ep;
     p.entry.orig_identity = p.src_identity;
     p.entry.reply_identity = p.dst_identity;
+    if p.has(flag::NAT_DST) {
+        p.entry.rev_nat = p.nat_service;
+        p.entry.nat_addr = p.nat_addr;
+        p.entry.nat_port = p.nat_port;
+        nat::learn(t, p);
+    }
     if p.has(flag::FORWARDS) {
         if p.route == to::LOCAL {
             p.entry.routes = ct_routes::ORIGINAL;

@@ -4,8 +4,8 @@ use core::mem::MaybeUninit;
 use core::ptr;
 
 use aya_ebpf::bindings::{
-    __sk_buff, BPF_F_INGRESS, BPF_F_INVALIDATE_HASH, BPF_F_RECOMPUTE_CSUM, BPF_F_TUNINFO_IPV6,
-    BPF_F_ZERO_CSUM_TX,
+    __sk_buff, BPF_F_INGRESS, BPF_F_INVALIDATE_HASH, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR,
+    BPF_F_RECOMPUTE_CSUM, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX,
 };
 use aya_ebpf::helpers as bpf;
 use flowloom_bpf_abi::Addr;
@@ -15,6 +15,8 @@ use flowloom_bpf_logic::{Frame, TunnelKey, Verdict};
 const PACKET_HOST: u32 = 0;
 /// `BPF_ADJ_ROOM_MAC`: between link and network layer.
 const ROOM_MAC: u32 = 1;
+/// `BPF_F_IPV6` of `bpf_l4_csum_replace`.
+const F_IPV6: u64 = 1 << 7;
 /// `struct bpf_tunnel_key`: id, remote, tos and ttl, label, local.
 type RawTunnelKey = [u32; 11];
 const RAW_TUNNEL_KEY: u32 = size_of::<RawTunnelKey>() as u32;
@@ -88,6 +90,29 @@ impl Frame for Skb {
     #[inline(always)]
     fn store_summed<const N: usize>(self, at: u32, bytes: &[u8; N]) -> bool {
         self.write(at, bytes, (BPF_F_RECOMPUTE_CSUM | BPF_F_INVALIDATE_HASH) as u64)
+    }
+
+    #[inline(never)]
+    fn fix_pseudo(self, at: u32, change: u16, v4: bool, udp: bool) -> bool {
+        let mangled = if udp { BPF_F_MARK_MANGLED_0 as u64 } else { 0 };
+        let flags = BPF_F_PSEUDO_HDR as u64 | mangled;
+        let change = u16::from_ne_bytes(change.to_be_bytes()) as u64;
+        // No other header makes up for a change of an IPv6 address; kernels that do not know the flag got it wrong.
+        // SAFETY: the helper checks the offset.
+        v4 && unsafe { bpf::bpf_l4_csum_replace(self.0, at, 0, change, flags) == 0 }
+            || !v4
+                && unsafe {
+                    bpf::bpf_l4_csum_replace(self.0, at, 0, change, flags | F_IPV6) == 0
+                        || bpf::bpf_l4_csum_replace(self.0, at, 0, change, flags) == 0
+                }
+    }
+
+    #[inline(never)]
+    fn fix_payload(self, at: u32, change: u16, udp: bool) -> bool {
+        let flags = if udp { BPF_F_MARK_MANGLED_0 as u64 } else { 0 };
+        let change = u16::from_ne_bytes(change.to_be_bytes()) as u64;
+        // SAFETY: the helper checks the offset.
+        unsafe { bpf::bpf_l4_csum_replace(self.0, at, 0, change, flags) == 0 }
     }
 
     #[inline(always)]

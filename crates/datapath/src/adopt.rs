@@ -11,6 +11,7 @@ use flowloom_model::{EndpointKey, EndpointName, Mac, NodeName, VpcName};
 
 use crate::apply::Devices;
 use crate::lower;
+use crate::services;
 use crate::state::KernelState;
 
 /// The operations that turn `state` into what `plan` wants, in the order that is safe at every step; none when nothing differs.
@@ -24,7 +25,8 @@ pub fn remaining(state: &KernelState, plan: &NodePlan, devices: &Devices) -> Vec
     let (release, remove_endpoints) = stale_endpoints(state, plan);
     let (remove_vpcs, remove_nodes) = stale_roots(state, plan);
 
-    let mut ops = vpc_ops(state, plan);
+    let mut ops = services::remaining(&state.services, &plan.services);
+    ops.extend(vpc_ops(state, plan));
     ops.extend(node_ops(state, plan));
     ops.extend(policies.add);
     if !put_peers.is_empty() {

@@ -4,10 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use flowloom_bpf_abi as abi;
 use flowloom_compiler::{
-    EndpointId, EndpointPlan, NodeAddress, Op, Peer, PolicyEntries, PolicySlot, VpcId, VpcPlan,
+    BackendPlan, EndpointId, EndpointPlan, FrontendKey, FrontendPlan, ListId, NodeAddress, Op, Peer,
+    PolicyEntries, PolicySlot, ServiceId, VpcId, VpcPlan,
 };
 use flowloom_model::EndpointKey;
 use ipnet::IpNet;
@@ -16,6 +18,7 @@ use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::lower;
 use crate::realise::{Realise, Write};
+use crate::services;
 
 /// What a failure concerns.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -100,6 +103,8 @@ pub fn apply(
         report: ApplyReport::default(),
         bad_slots: BTreeSet::new(),
         bad_identities: BTreeSet::new(),
+        bad_lists: BTreeSet::new(),
+        bad_ranges: BTreeSet::new(),
     };
     for op in ops {
         run.op(op);
@@ -121,6 +126,10 @@ struct Run<'a, R> {
     bad_slots: BTreeSet<PolicySlot>,
     /// Identities that some slot does not know: no address may get them.
     bad_identities: BTreeSet<u32>,
+    /// Lists that could not be made: no frontend may name them.
+    bad_lists: BTreeSet<ListId>,
+    /// Services whose source ranges could not be written.
+    bad_ranges: BTreeSet<ServiceId>,
 }
 
 impl<R: Realise> Run<'_, R> {
@@ -175,15 +184,37 @@ impl<R: Realise> Run<'_, R> {
                 let r = self.bump(*vpc);
                 self.note(Object::Vpc(*vpc), r);
             }
-            Op::PutLists(_)
-            | Op::PutRanges(_)
-            | Op::PutFrontends(_)
-            | Op::RemoveFrontends(_)
-            | Op::RemoveRanges(_)
-            | Op::RemoveLists(_) => {
-                let detail = "this agent's datapath does not write services yet".to_owned();
-                let error = Error::Invalid { object: "services".to_owned(), detail };
-                self.note(Object::Services, Err(error));
+            Op::PutLists(lists) => self.put_lists(lists),
+            Op::PutRanges(ranges) => {
+                let keys: Vec<_> = ranges.iter().map(|(id, net)| services::range_key(*id, *net)).collect();
+                if let Err(error) = self.realise.write(&Write::PutRanges(&keys)) {
+                    self.bad_ranges.extend(ranges.iter().map(|(id, _)| *id));
+                    self.report.fail(Object::Services, error);
+                }
+            }
+            Op::PutFrontends(frontends) => self.put_frontends(frontends),
+            Op::RemoveFrontends(keys) => {
+                let keys: Vec<_> = keys.iter().map(services::service_key).collect();
+                let r = self.realise.write(&Write::RemoveServices(&keys));
+                self.note(Object::Services, r);
+            }
+            Op::RemoveRanges(ranges) => {
+                if self.may_take_away() {
+                    let keys: Vec<_> =
+                        ranges.iter().map(|(id, net)| services::range_key(*id, *net)).collect();
+                    let r = self.realise.write(&Write::RemoveRanges(&keys));
+                    self.note(Object::Services, r);
+                }
+            }
+            Op::RemoveLists(lists) => {
+                if self.may_take_away() {
+                    let backends: Vec<_> =
+                        lists.iter().flat_map(|(id, l)| services::backends(*id, l)).map(|(k, _)| k).collect();
+                    let members: Vec<_> =
+                        lists.iter().flat_map(|(id, l)| services::members(*id, l)).map(|(k, _)| k).collect();
+                    let r = self.realise.write(&Write::RemoveBackends(&backends, &members));
+                    self.note(Object::Services, r);
+                }
             }
         }
     }
@@ -323,6 +354,59 @@ impl<R: Realise> Run<'_, R> {
             self.bad_identities
                 .extend(entries.keys().map(|k| k.identity).filter(|i| *i != abi::identity::ANY));
             self.report.fail(Object::Slot(slot), error);
+        }
+    }
+
+    fn write_lists(&mut self, lists: &[(ListId, Arc<[BackendPlan]>)]) -> Result<()> {
+        let backends: Vec<_> = lists.iter().flat_map(|(id, l)| services::backends(*id, l)).collect();
+        let members: Vec<_> = lists.iter().flat_map(|(id, l)| services::members(*id, l)).collect();
+        self.realise.write(&Write::PutBackends(&backends, &members))
+    }
+
+    fn put_lists(&mut self, lists: &[(ListId, Arc<[BackendPlan]>)]) {
+        match self.write_lists(lists) {
+            Ok(()) => {}
+            Err(error @ Error::Aborted(_)) => self.report.fail(Object::Services, error),
+            // Find the ones that do not fit; the others need not suffer.
+            Err(_) => {
+                for one in lists.chunks(1) {
+                    if let Err(error) = self.write_lists(one) {
+                        self.bad_lists.insert(one[0].0);
+                        self.report.fail(Object::Services, error);
+                    }
+                    if self.report.aborted {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn put_frontends(&mut self, frontends: &[(FrontendKey, FrontendPlan)]) {
+        let fits = |plan: &FrontendPlan| {
+            !self.bad_lists.contains(&plan.list) && !self.bad_ranges.contains(&plan.service)
+        };
+        let records: Vec<_> = frontends
+            .iter()
+            .filter(|(_, plan)| fits(plan))
+            .map(|(key, plan)| (services::service_key(key), services::service_record(plan)))
+            .collect();
+        if records.is_empty() {
+            return;
+        }
+        match self.realise.write(&Write::PutServices(&records)) {
+            Ok(()) => {}
+            Err(error @ Error::Aborted(_)) => self.report.fail(Object::Services, error),
+            Err(_) => {
+                for one in records.chunks(1) {
+                    if let Err(error) = self.realise.write(&Write::PutServices(one)) {
+                        self.report.fail(Object::Services, error);
+                    }
+                    if self.report.aborted {
+                        return;
+                    }
+                }
+            }
         }
     }
 

@@ -25,8 +25,10 @@ pub struct Config {
     pub tunnel_port: u16,
     /// Established connections (preallocated). A pinned map of another size is refused.
     pub conntrack_entries: u32,
-    /// Half-open connections.
+    /// Half-open connections; translations of sockets and packets, and clients with affinity, have room for twice as many each.
     pub conntrack_new_entries: u32,
+    /// Frontends of services; there is room for twice as many backends.
+    pub service_entries: u32,
     /// Bytes of the event ring, a power of two and a multiple of the page size; `None` = as the object declares.
     pub event_bytes: Option<u32>,
     /// Events per second and (endpoint, reason); 0 = unlimited.
@@ -45,6 +47,7 @@ impl Default for Config {
             tunnel_port: 4789,
             conntrack_entries: abi::MAX_CONNTRACK,
             conntrack_new_entries: abi::MAX_CONNTRACK_NEW,
+            service_entries: abi::MAX_SERVICES,
             event_bytes: None,
             event_rate: 100,
             answer_rate: 100,

@@ -224,7 +224,7 @@ impl Conntrack<'_> {
         let mut rows = Vec::new();
         for (name, map, established) in self.tables() {
             map.for_each(|k, e| {
-                let live = !expired(k.protocol, e.state, e.last_seen, now);
+                let live = e.flags & ct_flags::MOVED == 0 && !expired(k.protocol, e.state, e.last_seen, now);
                 if rows.len() < limit && live && filter.matches(k, e) {
                     rows.push(ConntrackRow::new(k, e, established, now));
                 }
@@ -235,16 +235,21 @@ impl Conntrack<'_> {
     }
 
     pub(crate) fn flush(&self, filter: &CtFilter) -> Result<u64> {
+        self.flush_if(|k, e| filter.matches(k, e))
+    }
+
+    /// Removes the connections that a predicate names and gives their quotas back.
+    pub(crate) fn flush_if(&self, hit: impl Fn(&abi::CtKey, &abi::CtEntry) -> bool) -> Result<u64> {
         let mut given = Given::new();
         let mut removed = 0;
         for (name, map, _) in self.tables() {
             let batch = |keys: &[abi::CtKey], entries: &[abi::CtEntry]| {
-                let hit: Vec<_> = keys.iter().zip(entries).filter(|(k, e)| filter.matches(k, e)).collect();
+                let hit: Vec<_> = keys.iter().zip(entries).filter(|(k, e)| hit(k, e)).collect();
                 let keys: Vec<_> = hit.iter().map(|(k, _)| **k).collect();
                 for ((key, entry), gone) in hit.iter().zip(map.remove_batch(&keys)?) {
                     if gone {
                         give(&mut given, key, entry);
-                        removed += 1;
+                        removed += u64::from(entry.flags & ct_flags::MOVED == 0);
                     }
                 }
                 Ok(())
@@ -266,7 +271,7 @@ impl Conntrack<'_> {
                     let dead = |e: &abi::CtEntry| expired(key.protocol, e.state, e.last_seen, now);
                     if dead(entry) && map.get(key)?.is_some_and(|e| dead(&e)) && map.remove(key)? {
                         give(&mut given, key, entry);
-                        report.removed += 1;
+                        report.removed += u64::from(entry.flags & ct_flags::MOVED == 0);
                         continue;
                     }
                     report.established += u64::from(established);

@@ -22,6 +22,7 @@ use crate::lower;
 use crate::object::Object;
 use crate::pins::{self, Pins};
 use crate::realise::{Realise as _, Write, WriteHook};
+use crate::sockets::{self, SocketHook, SocketPrograms};
 use crate::state::KernelState;
 use crate::sys;
 use crate::view::{Shared, View};
@@ -37,6 +38,7 @@ pub struct Datapath {
     pins: Pins,
     links: Links,
     programs: Programs,
+    sockets: SocketPrograms,
     writes: Writes,
     devices: Devices,
     default_vpc: Option<VpcId>,
@@ -75,10 +77,10 @@ impl Datapath {
             writes.step()?;
         }
         let mut opened = Opened { adopted_maps: check_maps(&pins, &object)?, adopted_programs: false };
-        let programs = match adopt_programs(&pins, &object)? {
-            Some(programs) => {
+        let (programs, sockets) = match adopt_programs(&pins, &object)? {
+            Some(both) => {
                 opened.adopted_programs = true;
-                programs
+                both
             }
             None => load_programs(&pins, &object, &mut writes)?,
         };
@@ -87,6 +89,7 @@ impl Datapath {
             Maps::open(|name| sys::obj_get(&maps_dir.join(name)).path("opening", &maps_dir.join(name)))?;
         let links = Links::new(pins.links());
         links.refresh(&programs, &mut writes)?;
+        sockets.refresh(&pins.links(), &mut writes)?;
         remove_other_programs(&pins, &object.digest, &mut writes)?;
 
         let mut devices = Devices::new();
@@ -106,7 +109,7 @@ impl Datapath {
 
         let shared = Arc::new(Shared::new(maps, object, pins.maps()));
         let mut datapath =
-            Self { shared, config, pins, links, programs, writes, devices, default_vpc, opened };
+            Self { shared, config, pins, links, programs, sockets, writes, devices, default_vpc, opened };
         let node = node_settings(&datapath.config_record()?);
         datapath.set_node(&node)?;
         Ok(datapath)
@@ -214,6 +217,7 @@ impl Datapath {
     /// # Errors
     /// When the kernel refuses.
     pub fn detach_endpoint(&mut self, id: EndpointId) -> Result<()> {
+        self.forget_netns(id)?;
         for ifindex in self.devices_of(id)? {
             self.forget_device(ifindex)?;
         }
@@ -260,6 +264,50 @@ impl Datapath {
         hooks
             .into_iter()
             .try_for_each(|hook| self.links.attach(&self.programs, &mut self.writes, hook, ifindex))
+    }
+
+    /// Translates services for the sockets of a cgroup (a directory of a cgroup v2 file system), whatever namespace they are in, as far as
+    /// [`Self::bind_netns`] knows their namespaces. What is attached already is left alone; a change of the cgroup moves the programs.
+    ///
+    /// # Errors
+    /// When the directory is no cgroup or the kernel refuses.
+    pub fn attach_cgroup(&mut self, cgroup: &Path) -> Result<()> {
+        self.sockets.attach(cgroup, &self.pins.links(), &mut self.writes)
+    }
+
+    /// Leaves sockets alone from now on.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn detach_cgroup(&mut self) -> Result<()> {
+        sockets::detach_all(&self.pins.links(), &mut self.writes)
+    }
+
+    /// Says whose sockets a network namespace (by its cookie) holds: an endpoint's, or with `None` this host's.
+    ///
+    /// # Errors
+    /// When the map is full or the kernel refuses.
+    pub fn bind_netns(&mut self, cookie: u64, endpoint: Option<EndpointId>) -> Result<()> {
+        let want = abi::NetnsRecord { endpoint: endpoint.map_or(0, |e| e.0), flags: 0 };
+        let mut stale = Vec::new();
+        let mut same = false;
+        let mut look = |c: &u64, r: &abi::NetnsRecord| {
+            same |= *c == cookie && *r == want;
+            stale.extend((*c != cookie && r.endpoint == want.endpoint).then_some(*c));
+        };
+        self.shared.maps.netns.for_each(&mut look).in_map("reading", name::NETNS)?;
+        if !same {
+            self.kernel().write(&Write::Netns(cookie, Some(want)))?;
+        }
+        stale.into_iter().try_for_each(|c| self.kernel().write(&Write::Netns(c, None)))
+    }
+
+    /// Forgets the namespaces of an endpoint.
+    fn forget_netns(&mut self, id: EndpointId) -> Result<()> {
+        let mut known = Vec::new();
+        let of_it = |c: &u64, r: &abi::NetnsRecord| known.extend((r.endpoint == id.0).then_some(*c));
+        self.shared.maps.netns.for_each(of_it).in_map("reading", name::NETNS)?;
+        known.into_iter().try_for_each(|c| self.kernel().write(&Write::Netns(c, None)))
     }
 
     /// Takes one program off a device.
@@ -431,7 +479,7 @@ fn check_maps(pins: &Pins, object: &Object) -> Result<usize> {
 }
 
 /// The pinned programs of this very object, if they are all there and use the pinned maps.
-fn adopt_programs(pins: &Pins, object: &Object) -> Result<Option<Programs>> {
+fn adopt_programs(pins: &Pins, object: &Object) -> Result<Option<(Programs, SocketPrograms)>> {
     let dir = pins.programs(&object.digest);
     let mut map_ids = BTreeMap::new();
     for name in PINNED {
@@ -442,9 +490,10 @@ fn adopt_programs(pins: &Pins, object: &Object) -> Result<Option<Programs>> {
             Err(e) => return Err(e).path("opening", &path),
         }
     }
-    let mut fds = BTreeMap::new();
-    for hook in Hook::ALL {
-        let path = dir.join(hook.name());
+    let mut all = BTreeMap::new();
+    let names = Hook::ALL.map(Hook::name).into_iter().chain(SocketHook::ALL.map(SocketHook::name));
+    for program in names {
+        let path = dir.join(program);
         let fd = match sys::obj_get(&path) {
             Ok(fd) => fd,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -459,12 +508,14 @@ fn adopt_programs(pins: &Pins, object: &Object) -> Result<Option<Programs>> {
                 return Ok(None);
             }
         }
-        fds.insert(hook, fd);
+        all.insert(program, fd);
     }
-    Programs::new(fds).map(Some)
+    let programs = Hook::ALL.into_iter().filter_map(|h| Some((h, all.remove(h.name())?))).collect();
+    let sockets = SocketHook::ALL.into_iter().filter_map(|h| Some((h, all.remove(h.name())?))).collect();
+    Ok(Some((Programs::new(programs)?, SocketPrograms::new(sockets)?)))
 }
 
-fn load_programs(pins: &Pins, object: &Object, writes: &mut Writes) -> Result<Programs> {
+fn load_programs(pins: &Pins, object: &Object, writes: &mut Writes) -> Result<(Programs, SocketPrograms)> {
     let dir = pins.programs(&object.digest);
     // What an interrupted run left behind.
     for name in pins::list(&dir)? {
@@ -474,12 +525,14 @@ fn load_programs(pins: &Pins, object: &Object, writes: &mut Writes) -> Result<Pr
     writes.step()?;
     let loaded = object.load(&pins.maps(), false)?;
     pins::make_dir(&dir)?;
-    for (hook, fd) in &loaded.programs {
-        let path = dir.join(hook.name());
+    let classifiers = loaded.programs.iter().map(|(hook, fd)| (hook.name(), fd));
+    let sockets = loaded.sockets.iter().map(|(hook, fd)| (hook.name(), fd));
+    for (program, fd) in classifiers.chain(sockets) {
+        let path = dir.join(program);
         writes.step()?;
         sys::obj_pin(fd.as_fd(), &path).path("pinning", &path)?;
     }
-    Programs::new(loaded.programs)
+    Ok((Programs::new(loaded.programs)?, SocketPrograms::new(loaded.sockets)?))
 }
 
 /// Programs of earlier builds, which no link runs any more.

@@ -11,6 +11,7 @@ use flowloom_compiler::PolicyEntries;
 use crate::error::{Context as _, Error, Result};
 use crate::lower;
 use crate::realise::{Realise, Write, WriteHook};
+use crate::services::ServiceState;
 use crate::state::KernelState;
 use crate::sys::{self, Map, PerCpuMap};
 
@@ -36,6 +37,14 @@ pub(crate) struct Maps {
     pub(crate) events: OwnedFd,
     pub(crate) rates: Map<abi::RateKey, abi::RateValue>,
     pub(crate) config: Map<u32, abi::NodeConfig>,
+    pub(crate) services: Map<abi::ServiceKey, abi::ServiceRecord>,
+    pub(crate) backends: Map<abi::BackendKey, abi::BackendRecord>,
+    pub(crate) members: Map<abi::MemberKey, abi::MemberRecord>,
+    pub(crate) affinity: Map<abi::AffinityKey, abi::AffinityValue>,
+    pub(crate) ranges: Map<abi::RangeKey, u32>,
+    pub(crate) sockets: Map<abi::SocketKey, abi::SocketValue>,
+    pub(crate) netns: Map<u64, abi::NetnsRecord>,
+    pub(crate) flows: Map<abi::FlowKey, abi::FlowValue>,
 }
 
 impl Maps {
@@ -66,6 +75,14 @@ impl Maps {
             events: open(name::EVENTS)?,
             rates: typed(name::RATES, open(name::RATES)?)?,
             config: typed(name::CONFIG, open(name::CONFIG)?)?,
+            services: typed(name::SERVICES, open(name::SERVICES)?)?,
+            backends: typed(name::BACKENDS, open(name::BACKENDS)?)?,
+            members: typed(name::MEMBERS, open(name::MEMBERS)?)?,
+            affinity: typed(name::AFFINITY, open(name::AFFINITY)?)?,
+            ranges: typed(name::SRV_RANGES, open(name::SRV_RANGES)?)?,
+            sockets: typed(name::SOCKETS, open(name::SOCKETS)?)?,
+            netns: typed(name::NETNS, open(name::NETNS)?)?,
+            flows: typed(name::SRV_FLOWS, open(name::SRV_FLOWS)?)?,
         })
     }
 
@@ -79,10 +96,16 @@ impl Maps {
         sys::map_by_id(id).and_then(Map::from_fd).in_map("opening", &inner_name(slot))
     }
 
+    pub(crate) fn read_services(&self) -> Result<ServiceState> {
+        Ok(ServiceState {
+            services: all(&self.services, name::SERVICES)?,
+            backends: all(&self.backends, name::BACKENDS)?,
+            members: all(&self.members, name::MEMBERS)?,
+            ranges: all(&self.ranges, name::SRV_RANGES)?.into_keys().collect(),
+        })
+    }
+
     pub(crate) fn read(&self) -> Result<KernelState> {
-        fn all<K: sys::Plain + Ord, V: sys::Plain>(map: &Map<K, V>, name: &str) -> Result<BTreeMap<K, V>> {
-            map.entries().in_map("reading", name)
-        }
         let mut endpoints = all(&self.endpoints, name::ENDPOINTS)?;
         endpoints.retain(|_, r| lower::is_valid(r));
         let mut policies = BTreeMap::new();
@@ -99,8 +122,14 @@ impl Maps {
             vnis: all(&self.vnis, name::VNIS)?,
             nodes: all(&self.nodes, name::NODES)?,
             policies,
+            namespaces: all(&self.netns, name::NETNS)?,
+            services: self.read_services()?,
         })
     }
+}
+
+fn all<K: sys::Plain + Ord, V: sys::Plain>(map: &Map<K, V>, name: &str) -> Result<BTreeMap<K, V>> {
+    map.entries().in_map("reading", name)
 }
 
 fn inner_name(slot: u32) -> String {
@@ -163,6 +192,33 @@ impl Kernel<'_> {
             Some(v) => map.set(key, v).in_map("writing", name),
             None => map.remove(key).map(drop).in_map("removing from", name),
         }
+    }
+
+    fn put_all<K: sys::Plain, V: sys::Plain>(
+        &mut self,
+        map: &Map<K, V>,
+        name: &str,
+        entries: impl Iterator<Item = (K, V)>,
+    ) -> Result<()> {
+        let (keys, values): (Vec<_>, Vec<_>) = entries.unzip();
+        if keys.is_empty() {
+            return Ok(());
+        }
+        self.writes.step()?;
+        map.set_batch(&keys, &values).in_map("writing", name).map(drop)
+    }
+
+    fn remove_all<K: sys::Plain, V: sys::Plain>(
+        &mut self,
+        map: &Map<K, V>,
+        name: &str,
+        keys: &[K],
+    ) -> Result<()> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        self.writes.step()?;
+        map.remove_batch(keys).in_map("removing from", name).map(drop)
     }
 
     fn fill(
@@ -253,6 +309,21 @@ impl Realise for Kernel<'_> {
                 self.writes.step()?;
                 inner.remove_batch(keys).in_map("removing from", &inner_name(*slot)).map(drop)
             }
+            Write::PutBackends(backends, members) => {
+                self.put_all(&maps.members, name::MEMBERS, members.iter().copied())?;
+                self.put_all(&maps.backends, name::BACKENDS, backends.iter().copied())
+            }
+            Write::RemoveBackends(backends, members) => {
+                self.remove_all(&maps.backends, name::BACKENDS, backends)?;
+                self.remove_all(&maps.members, name::MEMBERS, members)
+            }
+            Write::PutServices(s) => self.put_all(&maps.services, name::SERVICES, s.iter().copied()),
+            Write::RemoveServices(keys) => self.remove_all(&maps.services, name::SERVICES, keys),
+            Write::PutRanges(keys) => {
+                self.put_all(&maps.ranges, name::SRV_RANGES, keys.iter().map(|k| (*k, 1)))
+            }
+            Write::RemoveRanges(keys) => self.remove_all(&maps.ranges, name::SRV_RANGES, keys),
+            Write::Netns(cookie, r) => self.put(&maps.netns, name::NETNS, cookie, r.as_ref()),
         }
     }
 

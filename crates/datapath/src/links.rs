@@ -11,6 +11,7 @@ use flowloom_bpf_abi::hook;
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::Writes;
 use crate::pins;
+use crate::sockets::SocketHook;
 use crate::sys::{self, TcxHook};
 
 /// Where a program of ours runs.
@@ -183,6 +184,9 @@ impl Links {
     pub(crate) fn all(&self) -> Result<Vec<Attached>> {
         let mut out = Vec::new();
         for name in pins::list(&self.dir)? {
+            if SocketHook::from_name(&name).is_some() {
+                continue;
+            }
             let path = self.dir.join(&name);
             let (hook, ifindex) = parse_pin_name(&name).ok_or_else(|| Error::ForeignPin {
                 path: path.clone(),

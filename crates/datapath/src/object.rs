@@ -11,6 +11,7 @@ use flowloom_bpf_abi::map_name::{self, PINNED, TRACE};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::links::Hook;
+use crate::sockets::SocketHook;
 use crate::sys::MapFacts;
 
 /// Name of the constant that turns a load into a trace.
@@ -59,6 +60,7 @@ pub(crate) struct Object {
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) programs: BTreeMap<Hook, OwnedFd>,
+    pub(crate) sockets: BTreeMap<SocketHook, OwnedFd>,
     pub(crate) trace: OwnedFd,
 }
 
@@ -79,6 +81,12 @@ impl Object {
         let mut sizes = BTreeMap::from([
             (map_name::CONNTRACK, config.conntrack_entries),
             (map_name::CONNTRACK_NEW, config.conntrack_new_entries),
+            (map_name::SERVICES, config.service_entries),
+            (map_name::BACKENDS, config.service_entries.saturating_mul(2)),
+            (map_name::MEMBERS, config.service_entries.saturating_mul(2)),
+            (map_name::AFFINITY, config.conntrack_new_entries.saturating_mul(2)),
+            (map_name::SOCKETS, config.conntrack_new_entries.saturating_mul(2)),
+            (map_name::SRV_FLOWS, config.conntrack_new_entries.saturating_mul(2)),
         ]);
         if let Some(bytes) = config.event_bytes {
             sizes.insert(map_name::EVENTS, bytes);
@@ -99,9 +107,10 @@ impl Object {
                 },
             );
         }
-        for hook in Hook::ALL {
-            if !parsed.programs.contains_key(hook.name()) {
-                return Err(Error::Missing { kind: "program", name: hook.name().to_owned() });
+        let names = Hook::ALL.map(Hook::name).into_iter().chain(SocketHook::ALL.map(SocketHook::name));
+        for name in names {
+            if !parsed.programs.contains_key(name) {
+                return Err(Error::Missing { kind: "program", name: name.to_owned() });
             }
         }
         Ok(Self { bytes, digest: digest(bytes), declared, sizes })
@@ -133,11 +142,22 @@ impl Object {
                 .map_err(|e| failed(format!("keeping {}", hook.name()), &e))?;
             programs.insert(hook, fd);
         }
+        let mut sockets = BTreeMap::new();
+        // A trace follows packets only.
+        for hook in SocketHook::ALL.into_iter().filter(|_| !dry_run) {
+            let missing = || Error::Missing { kind: "program", name: hook.name().to_owned() };
+            let program = ebpf.program_mut(hook.name()).ok_or_else(missing)?;
+            let Program::CgroupSockAddr(program) = program else { return Err(missing()) };
+            program.load().map_err(|e| failed(format!("verifying {}", hook.name()), &e))?;
+            let fd = program.fd().map_err(|e| failed(format!("opening {}", hook.name()), &e))?;
+            let fd = fd.as_fd().try_clone_to_owned();
+            sockets.insert(hook, fd.map_err(|e| failed(format!("keeping {}", hook.name()), &e))?);
+        }
         let trace = match ebpf.map(TRACE) {
             Some(aya::maps::Map::Array(data)) => data.fd().as_fd().try_clone_to_owned(),
             _ => return Err(Error::Missing { kind: "map", name: TRACE.to_owned() }),
         };
-        Ok(Loaded { programs, trace: trace.map_err(|e| failed("keeping fl_trace", &e))? })
+        Ok(Loaded { programs, sockets, trace: trace.map_err(|e| failed("keeping fl_trace", &e))? })
     }
 }
 

@@ -37,6 +37,20 @@ pub enum Write<'a> {
     AddEntries(u32, &'a PolicyEntries),
     /// Entries of a slot in force, in place. A missing slot has none.
     RemoveEntries(u32, &'a [abi::PolicyKey]),
+    /// Backends of lists that no frontend names yet, and the same as members; in batches.
+    PutBackends(&'a [(abi::BackendKey, abi::BackendRecord)], &'a [(abi::MemberKey, abi::MemberRecord)]),
+    /// Backends of lists that no frontend names any more, and members; in batches.
+    RemoveBackends(&'a [abi::BackendKey], &'a [abi::MemberKey]),
+    /// Frontends, in batches; each entry is written whole.
+    PutServices(&'a [(abi::ServiceKey, abi::ServiceRecord)]),
+    /// Frontends, in batches.
+    RemoveServices(&'a [abi::ServiceKey]),
+    /// Source ranges, in batches.
+    PutRanges(&'a [abi::RangeKey]),
+    /// Source ranges, in batches.
+    RemoveRanges(&'a [abi::RangeKey]),
+    /// Whose sockets a network namespace holds.
+    Netns(u64, Option<abi::NetnsRecord>),
 }
 
 /// Where writes go and single records are read from.
@@ -121,6 +135,10 @@ pub enum Kind {
     Addresses,
     /// VPCs.
     Vpcs,
+    /// Frontends of services.
+    Services,
+    /// Backends of lists.
+    Backends,
 }
 
 fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
@@ -176,6 +194,24 @@ impl Realise for Memory {
                 }
                 return Ok(());
             }
+            Write::PutBackends(backends, members) => {
+                self.step()?;
+                let new = backends.iter().filter(|(k, _)| !self.state.services.backends.contains_key(k));
+                self.room(Kind::Backends, self.state.services.backends.len() + new.count())?;
+                self.state.services.members.extend(members.iter().copied());
+                self.step()?;
+                self.state.services.backends.extend(backends.iter().copied());
+                return Ok(());
+            }
+            Write::PutServices(services) => {
+                self.step()?;
+                for (key, record) in *services {
+                    let new = usize::from(!self.state.services.services.contains_key(key));
+                    self.room(Kind::Services, self.state.services.services.len() + new)?;
+                    self.state.services.services.insert(*key, *record);
+                }
+                return Ok(());
+            }
             _ => self.step()?,
         }
         let state = &mut self.state;
@@ -215,7 +251,30 @@ impl Realise for Memory {
                     have.retain(|k, _| !keys.contains(k));
                 }
             }
-            Write::CreatePolicies(_) | Write::PutPeers(_) => {}
+            Write::RemoveBackends(backends, members) => {
+                for k in *backends {
+                    state.services.backends.remove(k);
+                }
+                for k in *members {
+                    state.services.members.remove(k);
+                }
+            }
+            Write::RemoveServices(keys) => {
+                for k in *keys {
+                    state.services.services.remove(k);
+                }
+            }
+            Write::PutRanges(keys) => state.services.ranges.extend(keys.iter().copied()),
+            Write::RemoveRanges(keys) => {
+                for k in *keys {
+                    state.services.ranges.remove(k);
+                }
+            }
+            Write::Netns(cookie, r) => put(&mut state.namespaces, *cookie, *r),
+            Write::CreatePolicies(_)
+            | Write::PutPeers(_)
+            | Write::PutBackends(..)
+            | Write::PutServices(_) => {}
         }
         Ok(())
     }

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use flowloom_bpf_abi as abi;
 use flowloom_compiler::PolicyEntries;
 
+use crate::services::ServiceState;
+
 /// Contents of the maps that plans decide. Equal states are the same node; the generation of a VPC is the kernel's own.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct KernelState {
@@ -26,6 +28,10 @@ pub struct KernelState {
     pub nodes: BTreeMap<abi::Addr, abi::NodeRecord>,
     /// By slot.
     pub policies: BTreeMap<u32, PolicyEntries>,
+    /// Network namespaces by cookie.
+    pub namespaces: BTreeMap<u64, abi::NetnsRecord>,
+    /// Services.
+    pub services: ServiceState,
 }
 
 impl KernelState {

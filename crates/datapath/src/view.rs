@@ -1,18 +1,21 @@
 //! Reading side of a datapath: cheap to clone, usable from any thread, never in the way of changes.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use flowloom_bpf_abi as abi;
-use flowloom_compiler::{EndpointId, PolicyEntries, PolicySlot, RuleId, VpcId};
+use flowloom_compiler::{EndedBackend, EndpointId, PolicyEntries, PolicySlot, RuleId, VpcId};
 
 use crate::conntrack::{Conntrack, ConntrackRow, CtFilter, Named, QuotaProgram, SweepReport};
 use crate::counters::{Drops, MapMemory, Refused, Traffic};
 use crate::datapath::locked;
+use crate::ended::{self, Ended};
 use crate::error::{Context as _, Result};
 use crate::events::Events;
 use crate::kernel::Maps;
 use crate::object::Object;
+use crate::services::ServiceState;
 use crate::state::KernelState;
 use crate::trace::{TraceReport, TraceRequest, Tracer};
 
@@ -81,6 +84,45 @@ impl View {
     /// When the map cannot be read.
     pub fn vpc(&self, id: VpcId) -> Result<Option<abi::VpcRecord>> {
         self.shared.maps.vpcs.get(&id.0).in_map("reading", abi::map_name::VPCS)
+    }
+
+    /// What the service maps hold.
+    ///
+    /// # Errors
+    /// When a map cannot be read.
+    pub fn services(&self) -> Result<ServiceState> {
+        self.shared.maps.read_services()
+    }
+
+    /// Clients that a service remembers, and what they were given last.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn affinities(&self) -> Result<BTreeMap<abi::AffinityKey, abi::AffinityValue>> {
+        self.shared.maps.affinity.entries().in_map("reading", abi::map_name::AFFINITY)
+    }
+
+    /// Translations of packets in use, at most `limit`.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn service_flows(&self, limit: usize) -> Result<Vec<(abi::FlowKey, abi::FlowValue)>> {
+        let mut flows = Vec::new();
+        let note = |k: &abi::FlowKey, v: &abi::FlowValue| {
+            if flows.len() < limit {
+                flows.push((*k, *v));
+            }
+        };
+        self.shared.maps.flows.for_each(note).in_map("reading", abi::map_name::SRV_FLOWS)?;
+        Ok(flows)
+    }
+
+    /// Ends what goes through services to backends that are gone, and nothing else.
+    ///
+    /// # Errors
+    /// When a map cannot be read or written.
+    pub fn end_backends(&self, ended: &[EndedBackend]) -> Result<Ended> {
+        ended::end(&self.shared.conntrack(), ended)
     }
 
     /// Live connections that match, at most `limit`.

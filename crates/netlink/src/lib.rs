@@ -10,6 +10,7 @@
 mod address;
 mod batch;
 mod classic;
+mod diag;
 mod error;
 mod handle;
 mod link;
@@ -28,6 +29,7 @@ mod vxlan;
 pub use address::Address;
 pub use batch::Batch;
 pub use classic::PREFERENCE as CLASSIC_PREFERENCE;
+pub use diag::{Diag, UdpSocket};
 pub use error::{Action, Error, Result};
 pub use handle::Handle;
 pub use link::{Link, LinkChange};

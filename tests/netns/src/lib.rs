@@ -2,5 +2,6 @@
 
 pub mod lab;
 pub mod programs;
+pub mod services;
 pub mod stats;
 pub mod twin;

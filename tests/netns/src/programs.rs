@@ -4,13 +4,17 @@ use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
 use aya::maps::{Array, HashMap, HashOfMaps, LpmTrie, MapData, PerCpuHashMap, lpm_trie};
-use aya::programs::SchedClassifier;
+use aya::programs::{CgroupSockAddr, ProgramInfo, SchedClassifier};
 use aya::{Ebpf, EbpfLoader, Pod};
 use flowloom_bpf_abi::{self as abi, Addr, map_name};
 
 /// Names of the programs.
 pub const PROGRAMS: [&str; 6] =
     ["from_endpoint", "to_endpoint", "from_overlay", "to_overlay", "from_uplink", "to_uplink"];
+
+/// Names of the programs that cgroups run.
+pub const SOCKET_PROGRAMS: [&str; 8] =
+    ["connect4", "connect6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6", "getpeername4", "getpeername6"];
 
 /// A policy entry: key and value of an inner map.
 pub type Entry = (abi::PolicyKey, abi::PolicyValue);
@@ -28,14 +32,26 @@ impl Programs {
     /// # Errors
     /// When the crate was built with a stub, or the kernel refuses a program (the message holds the verifier's log).
     pub fn load(dry_run: bool) -> Result<Self> {
-        let object = flowloom_bpf_object::object()?;
+        // Small tables: tests load many times.
+        let mut loaded = Self::classifiers(flowloom_bpf_object::object()?, dry_run, [4096; 2])?;
+        for name in SOCKET_PROGRAMS {
+            let program = loaded.socket_program(name)?;
+            program.load().map_err(|e| anyhow::anyhow!("{name}: {}", full(&e)))?;
+        }
+        Ok(loaded)
+    }
+
+    /// [`PROGRAMS`] of any object, with tables for this many connections (established, half open).
+    ///
+    /// # Errors
+    /// When the kernel refuses a program (the message holds the verifier's log).
+    pub fn classifiers(object: &[u8], dry_run: bool, connections: [u32; 2]) -> Result<Self> {
         let mut loader = EbpfLoader::new();
         let flag = u32::from(dry_run);
         loader.override_global("DRY_RUN", &flag, true);
-        // Small tables: tests load many times.
         loader
-            .map_max_entries(map_name::CONNTRACK, 4096)
-            .map_max_entries(map_name::CONNTRACK_NEW, 4096)
+            .map_max_entries(map_name::CONNTRACK, connections[0])
+            .map_max_entries(map_name::CONNTRACK_NEW, connections[1])
             .map_max_entries(map_name::IPCACHE, 65_536);
         let mut ebpf = loader.load(object).context("cannot load the BPF object")?;
         for name in PROGRAMS {
@@ -44,6 +60,22 @@ impl Programs {
             program.load().map_err(|e| anyhow::anyhow!("{name}: {}", full(&e)))?;
         }
         Ok(Self { ebpf })
+    }
+
+    /// What the kernel says about a program of any kind.
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    pub fn info(&mut self, name: &str) -> Result<ProgramInfo> {
+        Ok(self.ebpf.program_mut(name).with_context(|| format!("no program {name}"))?.info()?)
+    }
+
+    /// A program that a cgroup runs.
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    pub fn socket_program(&mut self, name: &str) -> Result<&mut CgroupSockAddr> {
+        Ok(self.ebpf.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?)
     }
 
     /// A program.

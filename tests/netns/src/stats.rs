@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, ensure};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget, SymbolKind};
 
-use crate::programs::{PROGRAMS, Programs};
+use crate::programs::{PROGRAMS, Programs, SOCKET_PROGRAMS};
 
 /// Instructions the verifier may look at (`BPF_COMPLEXITY_LIMIT_INSNS`).
 const VERIFIER_LIMIT: u32 = 1_000_000;
@@ -38,8 +38,9 @@ pub fn measure() -> Result<Vec<Cost>> {
     let mut programs = Programs::load(false)?;
     PROGRAMS
         .iter()
+        .chain(&SOCKET_PROGRAMS)
         .map(|name| {
-            let info = programs.program(name)?.info()?;
+            let info = programs.info(name)?;
             Ok(Cost {
                 name: (*name).to_owned(),
                 instructions: info.size_translated().unwrap_or(0) / 8,

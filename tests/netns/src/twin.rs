@@ -286,7 +286,8 @@ impl Twin {
             list.into_iter().map(|(k, e)| (k, abi::CtEntry { last_seen: 0, created: 0, ..e })).collect()
         };
         let mut kernel = self.programs.dump::<abi::CtKey, abi::CtEntry>(map_name::CONNTRACK)?;
-        kernel.extend(self.programs.dump::<abi::CtKey, abi::CtEntry>(map_name::CONNTRACK_NEW)?);
+        let begun = self.programs.dump::<abi::CtKey, abi::CtEntry>(map_name::CONNTRACK_NEW)?;
+        kernel.extend(begun.into_iter().filter(|(_, e)| e.flags & abi::ct_flags::MOVED == 0));
         let (kernel, logic) = (timeless(kernel), timeless(self.fake.connections()));
         for (key, entry) in &kernel {
             ensure!(

@@ -229,6 +229,28 @@ fn what_has_ended_gives_back_its_room_and_its_quota() {
     assert_eq!((t.counts(), t.quotas.borrow()[&(RED, 0)].used), ((1, 5), 1));
 }
 
+/// The half-open table keeps an established connection's entry for its end: flushed, nothing of the connection may be left.
+#[test]
+fn what_is_flushed_leaves_nothing_behind_that_lets_packets_through() {
+    let t = world();
+    switch(&t, RED, A, ALLOW, DENY);
+    switch(&t, RED, B, DENY, ALLOW);
+    handshake(&t, RED, 4000);
+    t.established.borrow_mut().clear();
+    assert!(t.connections().is_empty());
+    send(&t, RED, B, tcp_frame(false, (B, 80), (A, 4000), ACK)).dropped("PolicyEgress");
+    send(&t, RED, A, tcp_frame(false, (A, 4000), (B, 80), RST)).dropped("ConntrackInvalid");
+    let error = quoting(false, B, A, &tcp_frame(false, (A, 4000), (B, 80), ACK)[14..]);
+    send(&t, RED, B, error).dropped("ConntrackInvalid");
+    assert!(t.connections().is_empty());
+    // The same ports begin anew, where the old entry was.
+    handshake(&t, RED, 4000);
+    assert_eq!(t.counts(), (1, 0));
+    assert_eq!(t.connections()[0].1.packets, [2, 1]);
+    send(&t, RED, B, tcp_frame(false, (B, 80), (A, 4000), RST)).delivered_to(RED, A);
+    assert_eq!((t.counts(), t.connections()[0].1.packets), ((0, 1), [2, 2]));
+}
+
 #[test]
 fn a_reset_that_was_not_believed_ends_nothing() {
     let t = world();

@@ -19,6 +19,8 @@ pub enum TcxHook {
 const BEFORE: u32 = 1 << 3;
 /// `BPF_LINK_TYPE_TCX`.
 const LINK_TYPE_TCX: u32 = 11;
+/// `BPF_LINK_TYPE_CGROUP`.
+const LINK_TYPE_CGROUP: u32 = 3;
 
 #[repr(C)]
 #[derive(Default)]
@@ -46,6 +48,64 @@ pub fn link_create(prog: BorrowedFd<'_>, ifindex: u32, hook: TcxHook) -> io::Res
     };
     // SAFETY: no pointers.
     owned(unsafe { bpf(Command::LinkCreate, &mut attr) }?)
+}
+
+/// Attaches a program to a cgroup, besides those of others.
+///
+/// # Errors
+/// Whatever the kernel says.
+pub fn cgroup_link_create(
+    prog: BorrowedFd<'_>,
+    cgroup: BorrowedFd<'_>,
+    attach_type: u32,
+) -> io::Result<OwnedFd> {
+    let mut attr = CreateAttr {
+        prog: prog.as_raw_fd() as u32,
+        // The kernel's name for the field is `target_fd`.
+        ifindex: cgroup.as_raw_fd() as u32,
+        attach_type,
+        ..CreateAttr::default()
+    };
+    // SAFETY: no pointers.
+    owned(unsafe { bpf(Command::LinkCreate, &mut attr) }?)
+}
+
+/// What the kernel says about a link to a cgroup.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CgroupLinkInfo {
+    /// Id of its program.
+    pub prog_id: u32,
+    /// The cgroup (the inode number of its directory); 0 when it is gone.
+    pub cgroup: u64,
+    /// `BPF_CGROUP_*`.
+    pub attach_type: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct KernelCgroupLinkInfo {
+    kind: u32,
+    id: u32,
+    prog_id: u32,
+    pad: u32,
+    cgroup: u64,
+    attach_type: u32,
+    pad2: u32,
+    rest: [u64; 3],
+}
+
+/// Facts of a link to a cgroup.
+///
+/// # Errors
+/// When the descriptor is no such link.
+pub fn cgroup_link_info(link: BorrowedFd<'_>) -> io::Result<CgroupLinkInfo> {
+    let mut info = KernelCgroupLinkInfo::default();
+    // SAFETY: the struct is a prefix of `struct bpf_link_info`; a link to a cgroup has no pointers in it and zeroed ones are ignored.
+    unsafe { object_info(link, &mut info) }?;
+    if info.kind != LINK_TYPE_CGROUP {
+        return Err(io::Error::other(format!("link type {}: not a link to a cgroup", info.kind)));
+    }
+    Ok(CgroupLinkInfo { prog_id: info.prog_id, cgroup: info.cgroup, attach_type: info.attach_type })
 }
 
 #[repr(C)]

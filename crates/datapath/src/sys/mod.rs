@@ -13,7 +13,8 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use link::{
-    Chain, LinkInfo, TcxHook, link_by_id, link_create, link_detach, link_info, link_update, tcx_chain,
+    CgroupLinkInfo, Chain, LinkInfo, TcxHook, cgroup_link_create, cgroup_link_info, link_by_id, link_create,
+    link_detach, link_info, link_update, tcx_chain,
 };
 pub use map::{Map, MapFacts, PerCpuMap, Plain, map_by_id, map_create, map_facts, map_memory, possible_cpus};
 pub use prog::{

@@ -4,9 +4,11 @@ use std::fs;
 use std::os::fd::AsFd as _;
 
 use crate::common::*;
+use flowloom_bpf_abi::map_name::PINNED;
 use flowloom_compiler::EndpointId;
 use flowloom_datapath::{
-    Config, Datapath, Delivery, DeviceInfo, Error, Forwarding, Hook, NodeSettings, Problem, sys, uninstall,
+    Config, Datapath, Delivery, DeviceInfo, Error, Forwarding, Hook, NodeSettings, Problem, SocketHook, sys,
+    uninstall,
 };
 use flowloom_testkit::{Bpffs, eventually, temp_dir};
 use std::time::Duration;
@@ -21,7 +23,7 @@ fn opening_again_writes_nothing_and_keeps_every_object() -> Result {
     let settings = NodeSettings { uplink_mtu: 1500, default_vpc: 7, ..NodeSettings::default() };
     assert!(first.set_node(&settings)? && !first.set_node(&settings)?);
     let (state, ids) = (first.read_back()?, pinned_ids(&config(&fs).pin_root));
-    assert_eq!(ids.len(), 18 + 6 + 4, "{ids:?}");
+    assert_eq!(ids.len(), PINNED.len() + Hook::ALL.len() + SocketHook::ALL.len() + 4, "{ids:?}");
     drop(first);
 
     // Its links run while nobody holds them.
@@ -31,7 +33,7 @@ fn opening_again_writes_nothing_and_keeps_every_object() -> Result {
     let mut again = Datapath::open(config(&fs))?;
     assert_eq!(again.writes(), 0);
     assert!(again.opened().adopted_programs);
-    assert_eq!(again.opened().adopted_maps, 18);
+    assert_eq!(again.opened().adopted_maps, PINNED.len());
     for (id, device) in (1..).zip(&devices) {
         node.inside(|| again.attach_endpoint(EndpointId(id), device))?;
     }
@@ -108,7 +110,7 @@ fn a_map_that_only_a_newer_build_knows_stops_no_downgrade() -> Result {
     sys::obj_pin(sys::obj_get(&maps.join("fl_vpcs"))?.as_fd(), &maps.join("fl_from_later"))?;
     drop(open);
     let again = Datapath::open(config(&fs))?;
-    assert_eq!((again.writes(), again.opened().adopted_maps), (0, 18));
+    assert_eq!((again.writes(), again.opened().adopted_maps), (0, PINNED.len()));
     drop(again);
     uninstall(&config(&fs).pin_root)?;
     assert!(!config(&fs).pin_root.exists());
@@ -205,7 +207,7 @@ fn programs_that_use_another_map_than_the_pinned_one_are_not_adopted() -> Result
     fs::remove_file(&vpcs)?;
     sys::obj_pin(sys::obj_get(&other.pin_dir().join("maps/fl_vpcs"))?.as_fd(), &vpcs)?;
     let again = Datapath::open(config(&fs))?;
-    assert_eq!((again.opened().adopted_maps, again.opened().adopted_programs), (18, false));
+    assert_eq!((again.opened().adopted_maps, again.opened().adopted_programs), (PINNED.len(), false));
     drop(again);
     assert_eq!(Datapath::open(config(&fs))?.writes(), 0);
     Ok(())

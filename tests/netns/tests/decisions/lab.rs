@@ -183,7 +183,9 @@ impl Lab {
         let mut kernel = BTreeMap::new();
         for map in &self.connections {
             let one = |key: &abi::CtKey, entry: &abi::CtEntry| {
-                kernel.insert(*key, timeless(*entry));
+                if entry.flags & abi::ct_flags::MOVED == 0 {
+                    kernel.insert(*key, timeless(*entry));
+                }
             };
             map.for_each(one).map_err(|e| e.to_string())?;
         }

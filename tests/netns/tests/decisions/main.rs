@@ -116,8 +116,7 @@ fn churn(place: &mut Place) {
     let vpc = &place.flows[rng.below(place.flows.len())].vpc;
     let local = |e: &Endpoint| e.node == worldgen::local_node();
     let others = place.world.endpoints.values().filter(|e| local(e) && !e.ips.contains(&end)).count();
-    let key =
-        place.world.endpoints.values().find(|e| e.vpc == *vpc && e.ips.contains(&end)).map(|e| e.key());
+    let key = place.world.endpoints.values().find(|e| e.vpc == *vpc && e.ips.contains(&end)).map(|e| e.key());
     if let Some(endpoint) = key.filter(|_| others > 0).and_then(|key| place.world.endpoints.remove(&key)) {
         place.gone.push(endpoint);
     }

@@ -181,7 +181,11 @@ pub(crate) struct Ground<'a> {
 
 impl Ground<'_> {
     fn endpoint(&self, vpc: &VpcName, ip: IpAddr) -> Option<&Endpoint> {
-        self.world.endpoints.values().map(std::sync::Arc::as_ref).find(|e| e.vpc == *vpc && e.ips.contains(&ip))
+        self.world
+            .endpoints
+            .values()
+            .map(std::sync::Arc::as_ref)
+            .find(|e| e.vpc == *vpc && e.ips.contains(&ip))
     }
 
     /// Where an address is.

@@ -130,7 +130,8 @@ impl Compiled {
     /// Every connection but for times.
     pub(crate) fn connections(&self) -> BTreeMap<CtKey, CtEntry> {
         let (a, b) = (self.established.borrow(), self.half_open.borrow());
-        a.iter().chain(b.iter()).map(|(k, c)| (*k, timeless(c.value()))).collect()
+        let begun = b.iter().filter(|(_, c)| !c.has_moved());
+        a.iter().chain(begun).map(|(k, c)| (*k, timeless(c.value()))).collect()
     }
 
     /// Runs a hook. `src_is_lo`: how the packet's ends are ordered.

@@ -1,0 +1,312 @@
+//! Services for packets that no socket hook has translated: the destination before policy, the source of answers on their way back.
+//!
+//! A flow keeps the backend that its first packet was given (`srv_flows`). Connection tracking sees (client, backend); the entry remembers
+//! what the client asked for. The frame itself is rewritten last, so whatever is refused before is answered as it came.
+
+use flowloom_bpf_abi::{
+    Addr, DropReason, FlowKey, FlowValue, ServiceKey, ct_timeout, flow_kind, service_scope, trace_step,
+};
+
+use crate::frame::Frame;
+use crate::packet::{Packet, flag, to};
+use crate::parse::{ACK, ETH, ICMP, ICMPV6, IPV4, SCTP, SYN, TCP, UDP};
+use crate::service;
+use crate::sum::{add, fold};
+use crate::tables::Tables;
+use crate::{Step, bail, go, route};
+
+/// Whether the packet is for a service: then its destination is the backend's, and [`flag::NAT_DST`] is set. What belongs to an endpoint's
+/// conversation with itself is sent here.
+#[inline(never)]
+pub(crate) fn meet<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
+    p.flow_key = FlowKey {
+        vpc: p.vpc,
+        src: p.tuple_src,
+        dst: p.dst,
+        sport: p.sport,
+        dport: p.dport,
+        protocol: p.tuple_protocol,
+        kind: flow_kind::FORWARD,
+        pad: [0; 2],
+    };
+    p.query.key = ServiceKey {
+        vpc: p.vpc,
+        addr: p.dst,
+        port: p.dport,
+        protocol: p.tuple_protocol,
+        scope: service_scope::INSIDE,
+    };
+    p.query.client = p.tuple_src;
+    p.query.client_known = 1;
+    p.query.now = p.now;
+    if t.flow(&p.flow_key, &mut p.flow) && holds(t, p) {
+        if p.flow.last_seen != p.now {
+            t.touch_flow(&p.flow_key, p.now);
+        }
+    } else {
+        if p.has(flag::ICMP_ERROR) {
+            return Step::GO;
+        }
+        let step = service::select(t, &mut p.query);
+        if step == Step::GO {
+            return answer_to_self(f, t, p);
+        }
+        if step != Step::DONE {
+            return step;
+        }
+        // A connection that is under way has its flow: this is the rest of one that was forgotten, or noise.
+        if p.tuple_protocol == TCP && (p.tcp_flags & (SYN | ACK) != SYN || p.has(flag::FRAG_LATER)) {
+            return Step::reject(DropReason::ServiceConnectionUnknown);
+        }
+        p.flow = FlowValue {
+            addr: p.query.backend,
+            port: p.query.port,
+            flags: p.query.flags,
+            service: p.query.record.service,
+            last_seen: p.now,
+        };
+        p.flags |= flag::NEW_FLOW;
+    }
+    let a = &p.flow.addr.0;
+    t.step(
+        trace_step::SERVICE,
+        p.flow.service,
+        p.query.record.list,
+        u32::from_be_bytes([a[12], a[13], a[14], a[15]]),
+    );
+    // A device's checksum over SCTP is beyond what can be changed here.
+    if p.tuple_protocol == SCTP && p.flow.port != p.dport {
+        bail!(ServiceUnsupported);
+    }
+    p.nat_addr = p.dst;
+    p.nat_port = p.dport;
+    p.nat_service = p.flow.service;
+    p.dst = p.flow.addr;
+    p.dport = p.flow.port;
+    p.flags |= flag::NAT_DST;
+    if p.dst == p.tuple_src && !p.has(flag::ICMP_ERROR) {
+        return to_self(f, t, p);
+    }
+    Step::GO
+}
+
+/// Whether the flow found in `p.flow` goes on with its backend.
+#[inline(always)]
+fn holds<T: Tables>(t: T, p: &mut Packet) -> bool {
+    if p.has(flag::ICMP_ERROR) {
+        return true;
+    }
+    if p.tuple_protocol == TCP {
+        // A connection stays where it is; a new one goes where it may.
+        if p.tcp_flags & (SYN | ACK) != SYN {
+            return true;
+        }
+    } else {
+        if p.now.wrapping_sub(p.flow.last_seen) > ct_timeout::UDP_STREAM {
+            return false;
+        }
+        // Asked once a second.
+        if p.flow.last_seen == p.now {
+            return true;
+        }
+    }
+    let (addr, port) = (p.flow.addr, p.flow.port);
+    service::still(t, &mut p.query, &addr, port)
+}
+
+/// Remembers a flow that was let through.
+#[inline(always)]
+pub(crate) fn learn<T: Tables>(t: T, p: &mut Packet) {
+    if p.has(flag::NEW_FLOW) {
+        t.learn_flow(&p.flow_key, &p.flow);
+    }
+}
+
+/// The gateway's address in the packet's family.
+#[inline(always)]
+fn gateway<T: Tables>(t: T, p: &Packet) -> Addr {
+    let Some(ep) = t.endpoint(p.src_ep) else { return Addr::ZERO };
+    if p.ethertype == IPV4 { ep.gateway4 } else { ep.gateway6 }
+}
+
+/// A client that is its own backend: the source becomes its gateway's address, so that the answer comes back here.
+#[inline(never)]
+fn to_self<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
+    let gateway = gateway(t, p);
+    if gateway.is_zero() || (p.protocol != TCP && p.protocol != UDP && p.protocol != SCTP) {
+        bail!(ServiceUnsupported);
+    }
+    learn(t, p);
+    p.flow =
+        FlowValue { addr: p.nat_addr, port: p.nat_port, flags: 0, service: p.nat_service, last_seen: p.now };
+    p.flow_key.dst = gateway;
+    p.flow_key.sport = p.dport;
+    p.flow_key.dport = p.sport;
+    p.flow_key.kind = flow_kind::HAIRPIN;
+    t.learn_flow(&p.flow_key, &p.flow);
+    go!(address(f, p, DST, &p.nat_addr, &p.dst));
+    go!(port(f, p, DST, p.nat_port, p.dport));
+    go!(address(f, p, SRC, &p.src, &gateway));
+    p.dst_ep = p.src_ep;
+    route::deliver(f, t, p)
+}
+
+/// An endpoint's answer to itself.
+#[inline(never)]
+fn answer_to_self<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
+    if p.dst != gateway(t, p) || (p.protocol != TCP && p.protocol != UDP && p.protocol != SCTP) {
+        return Step::GO;
+    }
+    p.flow_key.kind = flow_kind::HAIRPIN;
+    if !t.flow(&p.flow_key, &mut p.flow) || p.now.wrapping_sub(p.flow.last_seen) > ct_timeout::TCP_ESTABLISHED
+    {
+        return Step::GO;
+    }
+    go!(address(f, p, DST, &p.dst, &p.src));
+    go!(address(f, p, SRC, &p.src, &p.flow.addr));
+    go!(port(f, p, SRC, p.sport, p.flow.port));
+    p.dst_ep = p.src_ep;
+    route::deliver(f, t, p)
+}
+
+/// The packet's destination as its sender knows it, for what is answered.
+#[inline(always)]
+pub(crate) fn restore(p: &mut Packet) {
+    if p.has(flag::NAT_DST) {
+        p.dst = p.nat_addr;
+        p.dport = p.nat_port;
+    }
+}
+
+/// Whether the source is translated at this hook: where the client is next.
+#[inline(always)]
+fn at_client(p: &Packet) -> bool {
+    p.has(flag::NAT_SRC) && (p.route == to::LOCAL || p.hook == flowloom_bpf_abi::hook::TO_ENDPOINT)
+}
+
+/// Writes what was translated into the frame.
+#[inline(always)]
+pub(crate) fn rewrite<F: Frame>(f: F, p: &Packet) -> Step {
+    if p.has(flag::NAT_DST) {
+        to_backend(f, p)
+    } else if at_client(p) {
+        to_client(f, p)
+    } else {
+        Step::GO
+    }
+}
+
+#[inline(never)]
+fn to_backend<F: Frame>(f: F, p: &Packet) -> Step {
+    go!(address(f, p, DST, &p.nat_addr, &p.dst));
+    if p.has(flag::ICMP_ERROR) {
+        return inner(f, p);
+    }
+    port(f, p, DST, p.nat_port, p.dport)
+}
+
+#[inline(never)]
+fn to_client<F: Frame>(f: F, p: &Packet) -> Step {
+    // A router on the way speaks for itself.
+    if p.src == p.tuple_src {
+        go!(address(f, p, SRC, &p.src, &p.nat_addr));
+    } else if !p.has(flag::ICMP_ERROR) {
+        bail!(InternalError);
+    }
+    if p.has(flag::ICMP_ERROR) {
+        return inner(f, p);
+    }
+    port(f, p, SRC, p.sport, p.nat_port)
+}
+
+/// Which of a packet's two addresses and ports.
+const SRC: u32 = 0;
+const DST: u32 = 1;
+
+/// What a change adds to a checksum.
+#[inline(always)]
+fn delta<const N: usize>(old: &[u8; N], new: &[u8; N]) -> u16 {
+    // N / 2 words; the complement of a word is 0xffff less it.
+    let old = (N as u32 / 2) * 0xffff - add(0, old);
+    fold(add(old, new))
+}
+
+/// Exchanges an address in the IP header, and what checksums say about it.
+#[inline(never)]
+fn address<F: Frame>(f: F, p: &Packet, which: u32, old: &Addr, new: &Addr) -> Step {
+    let change = delta(&old.0, &new.0);
+    let v4 = p.ethertype == IPV4;
+    let ok = if v4 { ipv4(f, ETH, which, new, change) } else { f.store(ETH + 8 + 16 * which, &new.0) };
+    if !ok {
+        bail!(InternalError);
+    }
+    if p.has(flag::FRAG_LATER) {
+        return Step::GO;
+    }
+    let at = match p.protocol {
+        TCP => p.l4 + 16,
+        UDP => p.l4 + 6,
+        ICMPV6 => p.l4 + 2,
+        _ => return Step::GO,
+    };
+    if !f.fix_pseudo(at, change, v4, p.protocol == UDP) {
+        bail!(InternalError);
+    }
+    Step::GO
+}
+
+/// Exchanges an address of the IPv4 header at `at`.
+#[inline(always)]
+fn ipv4<F: Frame>(f: F, at: u32, which: u32, new: &Addr, change: u16) -> bool {
+    let mut held = [0; 2];
+    if !f.load(at + 10, &mut held) {
+        return false;
+    }
+    // RFC 1624, equation 3.
+    let check = !fold(u32::from(!u16::from_be_bytes(held)) + u32::from(change));
+    f.store(at + 10, &check.to_be_bytes()) && f.store(at + 12 + 4 * which, &new.v4_octets())
+}
+
+/// Exchanges a port.
+#[inline(never)]
+fn port<F: Frame>(f: F, p: &Packet, which: u32, old: [u8; 2], new: [u8; 2]) -> Step {
+    if p.has(flag::FRAG_LATER) || old == new {
+        return Step::GO;
+    }
+    let at = match p.protocol {
+        TCP => p.l4 + 16,
+        UDP => p.l4 + 6,
+        _ => bail!(ServiceUnsupported),
+    };
+    if !f.store(p.l4 + 2 * which, &new) || !f.fix_payload(at, delta(&old, &new), p.protocol == UDP) {
+        bail!(InternalError);
+    }
+    Step::GO
+}
+
+/// Exchanges address and port of the packet that an ICMP error quotes. The quoted checksum of TCP or UDP stays: mostly it is not there whole.
+#[inline(never)]
+fn inner<F: Frame>(f: F, p: &Packet) -> Step {
+    let at = p.l4 + 8;
+    let (which, old, new, old_port, new_port) = if p.has(flag::NAT_DST) {
+        (SRC, &p.nat_addr, &p.dst, p.nat_port, p.dport)
+    } else {
+        (DST, &p.tuple_src, &p.nat_addr, p.sport, p.nat_port)
+    };
+    let change = delta(&old.0, &new.0);
+    // The quoted IPv4 header sums to the same with its own checksum; the others change what the message sums to.
+    let mut ok = if p.protocol == ICMP {
+        ipv4(f, at, which, new, change)
+    } else {
+        f.store(at + 8 + 16 * which, &new.0) && f.fix_payload(p.l4 + 2, change, false)
+    };
+    if old_port != new_port && p.tuple_protocol != ICMP && p.tuple_protocol != ICMPV6 {
+        ok = ok
+            && f.store(p.quoted_l4 + 2 * which, &new_port)
+            && f.fix_payload(p.l4 + 2, delta(&old_port, &new_port), false);
+    }
+    if !ok {
+        bail!(InternalError);
+    }
+    Step::GO
+}
