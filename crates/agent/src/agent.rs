@@ -32,6 +32,7 @@ fn datapath_config(config: &Config) -> DatapathConfig {
         event_rate: config.events.rate,
         answer_rate: config.events.answer_rate,
         verdict_events: config.events.verdicts,
+        ..DatapathConfig::default()
     }
 }
 
@@ -52,7 +53,12 @@ pub fn run(config: Config) -> Result<()> {
     let datapath = Datapath::open(datapath_config(&config)).context("opening the datapath")?;
     let view = datapath.view();
     let wiring: Box<dyn Wiring> = Box::new(Host::open(&config.masquerade.table, &config.overlay_device)?);
-    let plane = Box::new(Kernel::new(datapath));
+    let mut plane = Kernel::new(datapath);
+    // Packets are translated all the same, on devices of endpoints.
+    if let Err(e) = plane.serve_sockets(&config.cgroup_root) {
+        tracing::error!(cgroup = %config.cgroup_root.display(), error = %e, "services of sockets are off; set cgroup_root to a cgroup v2 directory");
+    }
+    let plane = Box::new(plane);
     let events = Arc::new(EventLog::new(config.events.history));
     let (core, handle) = Core::new(config.clone(), Outside { store, wiring, plane }, events.clone())?;
 

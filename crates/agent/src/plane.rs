@@ -5,7 +5,9 @@ use flowloom_datapath::Hook::{FromEndpoint, ToEndpoint};
 use flowloom_datapath::sys::{TcxHook, tcx_chain};
 use flowloom_datapath::{ApplyReport, Datapath, DeviceInfo, Forwarding, NodeSettings, Result, View};
 
-use flowloom_netlink::{Handle, IfIndex};
+use std::path::Path;
+
+use flowloom_netlink::{Handle, IfIndex, Netns};
 
 use crate::writes;
 
@@ -26,6 +28,12 @@ pub(crate) trait Plane: Send {
 
     /// Whether somebody's programs run on a device that [`Self::guard_endpoint`] guards: before ours, while ours have no links.
     fn is_preceded(&mut self, ifindex: u32) -> bool;
+
+    /// Tells the programs of sockets that a namespace's are the endpoint's.
+    ///
+    /// # Errors
+    /// When there is no such namespace or the kernel refuses.
+    fn bind_netns(&mut self, id: EndpointId, netns: &Path) -> anyhow::Result<()>;
 
     /// Forgets an endpoint's device, which is gone or down by now.
     ///
@@ -79,6 +87,19 @@ impl Kernel {
             })));
         }
         Self { datapath, forwarding, netlink: Handle::new().ok() }
+    }
+
+    /// Translates services for the sockets of a cgroup; this namespace's are the host's.
+    ///
+    /// # Errors
+    /// When the directory is no cgroup or the kernel refuses.
+    pub(crate) fn serve_sockets(&mut self, cgroup: &Path) -> anyhow::Result<()> {
+        let cookie = Netns::current()?.cookie()?;
+        self.counted(|d| {
+            d.bind_netns(cookie.0, None)?;
+            d.attach_cgroup(cgroup)
+        })?;
+        Ok(())
     }
 
     /// Takes the classic guard off devices that have links now. Left in place it costs time and decides nothing else.
@@ -135,6 +156,11 @@ impl Plane for Kernel {
         [TcxHook::Ingress, TcxHook::Egress]
             .into_iter()
             .any(|hook| tcx_chain(ifindex, hook).is_ok_and(|chain| !chain.programs.is_empty()))
+    }
+
+    fn bind_netns(&mut self, id: EndpointId, netns: &Path) -> anyhow::Result<()> {
+        let cookie = Netns::open(netns)?.cookie()?;
+        Ok(self.counted(|d| d.bind_netns(cookie.0, Some(id)))?)
     }
 
     fn detach_endpoint(&mut self, id: EndpointId) -> Result<()> {

@@ -364,6 +364,12 @@ impl Core {
             self.unsure = true;
             self.routes = None;
         }
+        // Without it the workload's packets to services are translated one by one.
+        if let Some((netns, _)) = spec.wire.inside()
+            && let Err(e) = self.plane.bind_netns(plan.id, netns)
+        {
+            tracing::warn!(endpoint = %plan.key, error = %e, "services of its sockets are off");
+        }
         self.attached.insert(plan.key.clone(), device);
         raised.map_err(|e| e.to_string())?;
         self.wired_as.insert(plan.key.clone(), (plan.id, spec));

@@ -1,6 +1,7 @@
 //! The outside world in memory: shared with the test, which may look, break things and start another agent on it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use flowloom_compiler::{EndpointId, NodePlan, Op, VpcId};
@@ -147,6 +148,10 @@ pub(crate) struct Maps {
 pub(crate) struct FakePlane(pub(crate) Arc<Mutex<Maps>>);
 
 impl Plane for FakePlane {
+    fn bind_netns(&mut self, _id: EndpointId, _netns: &Path) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     fn attach_endpoint(&mut self, id: EndpointId, device: &str) -> Result<DeviceInfo> {
         let info = DeviceInfo {
             name: device.to_owned(),
