@@ -13,12 +13,16 @@ use crate::VpcId;
 pub(crate) mod build;
 pub(crate) mod choose;
 pub(crate) mod diff;
+pub(crate) mod explain;
 pub(crate) mod numbers;
 pub(crate) mod state;
 
 pub use build::FrontendKind;
 pub use choose::BackendUse;
 pub use diff::{EndedBackend, ended_backends};
+pub use explain::{
+    BackendExplanation, FrontendAnswer, FrontendExplanation, ServiceExplanation, explain_service,
+};
 pub use numbers::HeldServices;
 pub use state::ServiceKey;
 

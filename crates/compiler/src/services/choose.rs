@@ -61,6 +61,20 @@ impl BackendUse {
         matches!(self, Self::Ready | Self::LastResort)
     }
 
+    /// The word in JSON.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::LastResort => "last-resort",
+            Self::NotReady => "not-ready",
+            Self::Terminating => "terminating",
+            Self::NotLocal => "not-local",
+            Self::OtherNode => "other-node",
+            Self::OtherZone => "other-zone",
+        }
+    }
+
     /// For people.
     #[must_use]
     pub fn reason(self) -> &'static str {

@@ -17,7 +17,7 @@ pub type ServiceKey = (VpcName, ServiceName);
 
 /// A VPC, as far as its services care.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
+pub(super) enum Place {
     /// In force on this node.
     Here(VpcId),
     /// It has no endpoint here.
@@ -28,13 +28,13 @@ enum Place {
 
 /// What every service depends on.
 #[derive(PartialEq, Eq, Debug)]
-struct Frame {
-    here: Here,
-    vpcs: BTreeMap<VpcName, Place>,
+pub(super) struct Frame {
+    pub(super) here: Here,
+    pub(super) vpcs: BTreeMap<VpcName, Place>,
 }
 
 impl Frame {
-    fn new(world: &World, local: &NodeName, plan: &crate::NodePlan) -> Self {
+    pub(super) fn new(world: &World, local: &NodeName, plan: &crate::NodePlan) -> Self {
         let own = plan.nodes.iter().filter(|(_, n)| n.local).map(|(ip, _)| *ip);
         let here = Here {
             node: local.clone(),

@@ -251,3 +251,265 @@ fn every_fault_of_services_is_noticed() {
         assert!(noticed, "{fault:?} went unnoticed");
     }
 }
+
+mod named {
+    //! Cases with names.
+
+    use std::sync::Arc;
+
+    use flowloom_model::{
+        Backend, BackendState, DefaultPolicy, Node, NodeName, Protocol, Service, ServicePort, Vni, Vpc, World,
+    };
+
+    use super::super::sample::{here, ip, net};
+    use super::*;
+
+    fn name<T: std::str::FromStr<Err = flowloom_model::NameError>>(text: &str) -> T {
+        text.parse().unwrap()
+    }
+
+    /// The default VPC on nodes `n1` (here, zone east) and `n2` (west).
+    fn world() -> World {
+        let mut world = World::default();
+        for (n, address, zone) in [("n1", "192.0.2.1", "east"), ("n2", "192.0.2.2", "west")] {
+            let name: NodeName = name(n);
+            let node = Node { name: name.clone(), addresses: vec![ip(address)], zone: Some(zone.to_owned()) };
+            world.nodes.insert(name, node);
+        }
+        let vpc: VpcName = name("default");
+        let policy = DefaultPolicy::Allow;
+        world.vpcs.insert(vpc.clone(), Vpc { name: vpc, vni: Vni::new(1), default_policy: policy });
+        world
+    }
+
+    fn backend(node: &str, state: BackendState) -> Backend {
+        Backend { node: Some(name(node)), state, zones: BTreeSet::new(), nodes: BTreeSet::new() }
+    }
+
+    /// `10.96.0.1:80` with these backends at 10.1.0.1, .2 ...
+    fn service(called: &str, backends: &[Backend]) -> Service {
+        let backends = backends.iter().zip(1..);
+        Service {
+            vpc: name("default"),
+            name: name(called),
+            ports: vec![ServicePort {
+                name: None,
+                protocol: Protocol::Tcp,
+                port: 80,
+                node_port: None,
+                host_addresses: BTreeSet::new(),
+                backends: backends.map(|(b, n)| ((ip(&format!("10.1.0.{n}")), 8080), b.clone())).collect(),
+            }],
+            cluster_ips: [ip("10.96.0.1")].into(),
+            external_ips: BTreeSet::new(),
+            load_balancer_ips: BTreeSet::new(),
+            affinity: None,
+            internal_local: false,
+            external_local: false,
+            source_ranges: Vec::new(),
+            health_check_port: None,
+        }
+    }
+
+    fn add(world: &mut World, service: Service) {
+        world.services.insert((service.vpc.clone(), service.name.clone()), Arc::new(service));
+    }
+
+    fn compiled(world: &World) -> Compilation {
+        compile(world, &here(), &mut Numbers::default())
+    }
+
+    /// Backends (last number of their addresses) and flags of a frontend.
+    fn front(plan: &NodePlan, address: &str, port: u16, scope: Scope) -> Option<(Vec<u8>, u32)> {
+        let (_, front) = plan
+            .services
+            .frontends()
+            .find(|(k, _)| k.ip == ip(address) && k.protocol == 6 && k.port == port && k.scope == scope)?;
+        let last = |b: &BackendPlan| match b.ip {
+            IpAddr::V4(ip) => ip.octets()[3],
+            IpAddr::V6(ip) => ip.octets()[15],
+        };
+        let list = plan.services.lists().find(|(id, _)| *id == front.list).map(|(_, list)| list);
+        assert_eq!(front.count as usize, list.map_or(0, |list| list.len()));
+        Some((list.into_iter().flat_map(|list| list.iter().map(last)).collect(), front.flags))
+    }
+
+    #[test]
+    fn a_local_policy_outside_is_silent_only_while_another_node_serves() {
+        use service_flags::{KEEP_SOURCE, NODE_PORT, SILENT};
+        let with = |backends: &[Backend]| {
+            let mut world = world();
+            let mut service = Service { external_local: true, ..service("web", backends) };
+            service.load_balancer_ips = [ip("198.51.100.1")].into();
+            service.ports[0].node_port = Some(30080);
+            service.health_check_port = Some(31000);
+            add(&mut world, service);
+            compiled(&world).plan
+        };
+        let (mine, other) = (backend("n1", BackendState::Ready), backend("n2", BackendState::Ready));
+        let plan = with(&[mine.clone(), other.clone()]);
+        assert_eq!(front(&plan, "198.51.100.1", 80, Scope::Outside), Some((vec![1], KEEP_SOURCE)));
+        assert_eq!(front(&plan, "198.51.100.1", 80, Scope::Inside), Some((vec![1, 2], 0)));
+        assert_eq!(
+            front(&plan, "192.0.2.1", 30080, Scope::Outside),
+            Some((vec![1], KEEP_SOURCE | NODE_PORT))
+        );
+        assert_eq!(front(&plan, "192.0.2.1", 30080, Scope::Inside), Some((vec![1, 2], NODE_PORT)));
+        assert_eq!(front(&plan, "192.0.2.2", 30080, Scope::Inside), None, "another node's port is its own");
+        assert_eq!(front(&plan, "10.96.0.1", 80, Scope::Outside), None, "a ClusterIP is for inside");
+        assert_eq!(
+            plan.services.health_checks().map(|(_, _, p, n)| (p, n)).collect::<Vec<_>>(),
+            [(31000, 1)]
+        );
+
+        let plan = with(std::slice::from_ref(&other));
+        assert_eq!(front(&plan, "198.51.100.1", 80, Scope::Outside), Some((vec![], SILENT)));
+        assert_eq!(plan.services.health_checks().next().map(|(_, _, _, n)| n), Some(0));
+        let ending = backend("n1", BackendState::Terminating);
+        let plan = with(&[ending, other]);
+        assert_eq!(front(&plan, "198.51.100.1", 80, Scope::Outside), Some((vec![1], KEEP_SOURCE)));
+        assert_eq!(plan.services.health_checks().next().map(|(_, _, _, n)| n), Some(0), "it is not ready");
+        let plan = with(&[]);
+        assert_eq!(front(&plan, "198.51.100.1", 80, Scope::Outside), Some((vec![], 0)), "nobody has one");
+    }
+
+    #[test]
+    fn hints_count_only_when_every_ready_backend_has_them_and_one_is_for_here() {
+        let hinted = |node: &str, zone: &str| Backend {
+            zones: [zone.to_owned()].into(),
+            ..backend(node, BackendState::Ready)
+        };
+        let used = |backends: &[Backend]| {
+            let mut world = world();
+            add(&mut world, service("web", backends));
+            front(&compiled(&world).plan, "10.96.0.1", 80, Scope::Inside).unwrap().0
+        };
+        let (east, west) = (hinted("n1", "east"), hinted("n2", "west"));
+        assert_eq!(used(&[east.clone(), west.clone()]), [1]);
+        assert_eq!(used(&[west.clone(), west.clone()]), [1, 2], "nothing is for this zone");
+        let plain = backend("n2", BackendState::Ready);
+        assert_eq!(used(&[east.clone(), west.clone(), plain]), [1, 2, 3], "one has no hint");
+        let sick = backend("n2", BackendState::NotReady);
+        assert_eq!(used(&[east.clone(), west.clone(), sick]), [1], "what is not ready needs none");
+        let for_node = Backend { nodes: [here()].into(), ..west.clone() };
+        let for_other = Backend { nodes: [name("n2")].into(), ..east };
+        assert_eq!(used(&[for_node, for_other]), [1], "the node comes before the zone");
+    }
+
+    #[test]
+    fn ending_backends_serve_when_nothing_is_ready_and_keep_their_connections_until_they_are_gone() {
+        let with = |states: &[BackendState]| {
+            let mut world = world();
+            let backends: Vec<Backend> = states.iter().map(|s| backend("n2", *s)).collect();
+            add(&mut world, service("web", &backends));
+            compiled(&world).plan
+        };
+        use BackendState::{NotReady, Ready, Terminating};
+        let used = |plan: &NodePlan| front(plan, "10.96.0.1", 80, Scope::Inside).unwrap().0;
+        let (all, ending, gone) =
+            (with(&[Ready, Ready]), with(&[Ready, Terminating]), with(&[Ready, NotReady]));
+        assert_eq!((used(&all), used(&ending)), (vec![1, 2], vec![1]));
+        assert_eq!(used(&with(&[Terminating, NotReady])), [1]);
+        assert_eq!(ended_backends(&all.services, &ending.services), []);
+        let ended = ended_backends(&ending.services, &gone.services);
+        assert_eq!(ended.iter().map(|e| e.backend).collect::<Vec<_>>(), [(ip("10.1.0.2"), 8080)]);
+        assert_eq!(ended_backends(&gone.services, &ServicePlan::default()).len(), 1);
+    }
+
+    #[test]
+    fn what_two_services_want_is_the_first_ones_until_it_goes() {
+        let mut world = world();
+        add(&mut world, service("a", &[backend("n1", BackendState::Ready)]));
+        let other = [backend("n1", BackendState::NotReady), backend("n2", BackendState::Ready)];
+        add(&mut world, service("b", &other));
+        let first = compiled(&world);
+        assert_eq!(front(&first.plan, "10.96.0.1", 80, Scope::Inside), Some((vec![1], 0)));
+        let said: Vec<String> =
+            first.conditions.iter().map(|c| format!("{}: {}", c.object, c.message)).collect();
+        assert!(
+            said.iter()
+                .any(|s| s == "service default/b: tcp 10.96.0.1:80 belongs to service a: choose another"),
+            "{said:?}"
+        );
+        let key = |n: &str| (name::<VpcName>("default"), name(n));
+        let explained = explain_service(&world, &here(), &first.plan, &key("b")).unwrap();
+        assert_eq!(explained.frontends[0].taken_by, Some(name("a")));
+        world.services.remove(&key("a"));
+        let second = compiled(&world);
+        assert_eq!(front(&second.plan, "10.96.0.1", 80, Scope::Inside), Some((vec![2], 0)));
+        assert!(!second.conditions.iter().any(|c| matches!(c.object, ObjectRef::Service { .. })));
+    }
+
+    #[test]
+    fn source_ranges_are_for_load_balancer_addresses_seen_from_outside() {
+        let mut world = world();
+        let mut web = service("web", &[backend("n1", BackendState::Ready)]);
+        web.load_balancer_ips = [ip("198.51.100.1")].into();
+        web.external_ips = [ip("198.51.100.2")].into();
+        web.source_ranges = vec![net("192.0.2.0/24")];
+        add(&mut world, web);
+        let plan = compiled(&world).plan;
+        let flags = |address, scope| front(&plan, address, 80, scope).unwrap().1;
+        assert_eq!(flags("198.51.100.1", Scope::Outside), service_flags::RANGES);
+        assert_eq!(flags("198.51.100.1", Scope::Inside), 0);
+        assert_eq!(flags("198.51.100.2", Scope::Outside), 0);
+        assert_eq!(plan.services.ranges().map(|(_, net)| net).collect::<Vec<_>>(), [net("192.0.2.0/24")]);
+    }
+
+    #[test]
+    fn an_explanation_says_why_each_backend_is_used_or_not() {
+        use BackendState::{NotReady, Ready, Terminating};
+        let mut world = world();
+        let mut web = service(
+            "web",
+            &[
+                backend("n1", Ready),
+                backend("n2", Ready),
+                backend("n1", Terminating),
+                backend("n1", NotReady),
+            ],
+        );
+        web.internal_local = true;
+        add(&mut world, web);
+        let plan = compiled(&world).plan;
+        let key = (name("default"), name("web"));
+        let explained = explain_service(&world, &here(), &plan, &key).unwrap();
+        let why: Vec<BackendUse> = explained.frontends[0].backends.iter().map(|b| b.used).collect();
+        assert_eq!(
+            why,
+            [BackendUse::Ready, BackendUse::NotLocal, BackendUse::Terminating, BackendUse::NotReady]
+        );
+        assert_eq!(explained.frontends[0].answer, FrontendAnswer::Backend);
+        assert_eq!(explain_service(&world, &here(), &plan, &(name("default"), name("x"))), None);
+    }
+
+    #[test]
+    fn a_change_of_one_service_compiles_one() {
+        let mut world = world();
+        for n in 0..200 {
+            let mut one = service(&format!("s{n}"), &[backend("n1", BackendState::Ready)]);
+            one.cluster_ips = [IpAddr::from([10, 96, 1, n])].into();
+            add(&mut world, one);
+        }
+        let (mut numbers, mut cache) = (Numbers::default(), CompilerCache::default());
+        let options = CompileOptions::default();
+        let first = compile_with(&world, &here(), options, &mut numbers, &mut cache);
+        assert_eq!(cache.services.compiled, 200);
+        let key = (name::<VpcName>("default"), name("s7"));
+        let one = Arc::make_mut(world.services.get_mut(&key).unwrap());
+        one.ports[0].backends.insert((ip("10.1.0.9"), 8080), backend("n2", BackendState::Ready));
+        let changes = Changes { services: [key].into(), ..Changes::default() };
+        let second = compile_changes(&world, &here(), options, &mut numbers, &mut cache, &changes);
+        assert_eq!(cache.services.compiled, 201);
+        let ops = diff(&first.plan, &second.plan);
+        assert!(
+            matches!(ops.as_slice(), [Op::PutLists(a), Op::PutFrontends(b), Op::RemoveLists(c)]
+                if (a.len(), b.len(), c.len()) == (1, 1, 1)),
+            "{ops:?}"
+        );
+        assert_eq!(
+            diff(&second.plan, &compile_with(&world, &here(), options, &mut numbers, &mut cache).plan),
+            []
+        );
+    }
+}
