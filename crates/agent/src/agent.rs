@@ -60,11 +60,16 @@ pub fn run(config: Config) -> Result<()> {
     }
     let plane = Box::new(plane);
     let events = Arc::new(EventLog::new(config.events.history));
-    let (core, handle) = Core::new(config.clone(), Outside { store, wiring, plane }, events.clone())?;
+    let (mut core, handle) = Core::new(config.clone(), Outside { store, wiring, plane }, events.clone())?;
 
     // Subscriptions first, then the full look (in `Core::run`): nothing falls between.
     threads::read_events(&view, events).context("reading events")?;
     threads::watch_network(handle.clone()).context("watching the network")?;
+    if config.kubernetes.enabled {
+        let _runtime = runtime.enter();
+        let started = source::start(&config, &handle);
+        core.watch_kubernetes(started);
+    }
     let _watcher = watch_document(&config, &handle);
     let _queue = replay::watch(&config.state_dir, handle.clone())
         .inspect_err(|e| tracing::error!(error = %e, "the queue of DELs is not watched"));

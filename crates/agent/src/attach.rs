@@ -70,6 +70,7 @@ impl Core {
         for (request, answer) in requests.iter().zip(&answers) {
             if let Err(e) = answer {
                 tracing::warn!(attachment = %request.attachment, error = %e, "CNI ADD refused");
+                self.pod_event(&request.args, e);
             }
         }
         answers

@@ -140,7 +140,8 @@ impl Core {
                 endpoint: own,
             }),
         };
-        if let Some(endpoint) = record.endpoint(&self.config.node) {
+        self.host_ports_follow(&record);
+        if let Some(endpoint) = self.endpoint_of(&record) {
             self.world.endpoints.insert(key.clone(), endpoint.into());
         }
         self.records.insert(key, record.clone());
@@ -181,7 +182,8 @@ impl Core {
         request: &v1::CniAddRequest,
     ) -> Result<(EndpointKey, Option<OwnEndpoint>), ApiError> {
         let network = &request.network;
-        let groups = self.groups_of(vpc, network)?;
+        let mut groups = self.groups_of(vpc, network)?;
+        let pod = self.pod_for(vpc, &request.args)?;
         let wanted = subnet_of(network)?;
         let mac = self.mac_of(vpc, request)?;
         let taken = |name: &EndpointName| {
@@ -192,7 +194,12 @@ impl Core {
         })?;
         let (asked, now) = (&request.runtime.ips, Self::now());
         let (subnet, ips) = self.ipam.acquire(vpc, wanted.as_ref(), asked, &request.attachment, now)?;
-        let labels = labels(network, &request.args);
+        let mut labels = labels(network, &request.args);
+        if let Some(pod) = pod {
+            // For a life of the agent that begins after the Pod's object went.
+            groups.extend(pod.security_groups.iter().cloned());
+            labels.extend(pod.labels.clone());
+        }
         let own = OwnEndpoint { subnet, ips, mac, security_groups: groups, labels };
         Ok((EndpointKey { vpc: vpc.clone(), name }, Some(own)))
     }

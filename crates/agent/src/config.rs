@@ -67,6 +67,40 @@ pub struct Config {
     /// What is kept for container runtimes.
     #[serde(default)]
     pub cni: Cni,
+    /// Kubernetes as a source.
+    #[serde(default)]
+    pub kubernetes: Kubernetes,
+}
+
+/// Kubernetes as a source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Kubernetes {
+    /// Whether the API server is asked; the document is optional then.
+    pub enabled: bool,
+    /// Kubeconfig file; empty = the service account of this Pod.
+    pub kubeconfig: PathBuf,
+    /// Requests per second.
+    pub qps: u32,
+    /// Requests at once after a quiet time.
+    pub burst: u32,
+    /// How long an ADD waits for its Pod's object, seconds.
+    pub pod_wait_seconds: u64,
+    /// Key of the taint that goes when the node is ready; empty = none.
+    pub startup_taint: String,
+}
+
+impl Default for Kubernetes {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            kubeconfig: PathBuf::new(),
+            qps: 20,
+            burst: 40,
+            pod_wait_seconds: 5,
+            startup_taint: "node.flowloom.io/agent-not-ready".into(),
+        }
+    }
 }
 
 /// Who forwards.
@@ -295,6 +329,7 @@ impl Config {
             events: Events::default(),
             api: Api::default(),
             cni: Cni::default(),
+            kubernetes: Kubernetes::default(),
         }
     }
 
@@ -326,8 +361,10 @@ impl Config {
             ("pin_root", &self.pin_root),
             ("cgroup_root", &self.cgroup_root),
             ("netns_dir", &self.netns_dir),
+            ("kubernetes.kubeconfig", &self.kubernetes.kubeconfig),
         ] {
-            if !path.is_absolute() {
+            let absent = key == "kubernetes.kubeconfig" && path.as_os_str().is_empty();
+            if !path.is_absolute() && !absent {
                 return Err(format!("{key}: {:?} is not an absolute path", path.display().to_string()));
             }
         }
@@ -384,6 +421,8 @@ impl Config {
             ("api.connections", self.api.connections as u64),
             ("api.body_bytes", self.api.body_bytes as u64),
             ("api.header_seconds", self.api.header_seconds),
+            ("kubernetes.qps", u64::from(self.kubernetes.qps)),
+            ("kubernetes.burst", u64::from(self.kubernetes.burst)),
         ] {
             if n == 0 {
                 return Err(format!("{key}: 0 would stop it from working"));

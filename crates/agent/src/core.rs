@@ -25,7 +25,7 @@ use crate::keeper::Keeper;
 use crate::plane::Plane;
 use crate::record::Record;
 use crate::replay::Replays;
-use crate::source::{DocumentFile, Kept, Loaded};
+use crate::source::{DocumentFile, Kept, KubernetesWorld, Loaded};
 use crate::store::{Store, StoreError};
 use crate::wiring::{HostRoute, NodeSpec, NodeState, WireSpec, Wiring};
 
@@ -46,6 +46,8 @@ pub(crate) enum Command {
     Network(Vec<NetworkChange>),
     /// The sweeper finished a round.
     Swept(v1::ConntrackStatus),
+    /// Something changed in Kubernetes.
+    Kubernetes(Box<flowloom_k8s::Update>),
     /// A CNI ADD; those that wait together are handled together.
     Add(Box<v1::CniAddRequest>, oneshot::Sender<Added>),
     /// A question or request.
@@ -79,6 +81,7 @@ impl std::fmt::Debug for Command {
             Self::Document => "Document",
             Self::Network(_) => "Network",
             Self::Swept(_) => "Swept",
+            Self::Kubernetes(_) => "Kubernetes",
             Self::Add(..) => "Add",
             Self::Ask(_) => "Ask",
             Self::Stop => "Stop",
@@ -189,6 +192,8 @@ pub(crate) struct Core {
     pub(crate) file: DocumentFile,
     /// Why the file on disk is not in force.
     pub(crate) document_error: String,
+    /// What Kubernetes says, where it is asked.
+    pub(crate) kubernetes: Option<KubernetesWorld>,
     pub(crate) document: Option<Document>,
     /// The last good document of a life before this one, and what it said.
     kept: Option<(Kept, Loaded)>,
@@ -311,6 +316,7 @@ impl Core {
             leaving: BTreeSet::new(),
             ipam: Ipam::default(),
             world: World::default(),
+            kubernetes: config.kubernetes.enabled.then(KubernetesWorld::default),
             stored_numbers: numbers.clone(),
             numbers,
             cache: CompilerCache::default(),
@@ -374,7 +380,7 @@ impl Core {
 
     /// Takes a command, and with it everything that needs no more than the same look at the world.
     fn take(&mut self, first: Command) {
-        let (mut document, mut network) = (false, Vec::new());
+        let (mut document, mut network, mut kubernetes) = (false, Vec::new(), Vec::new());
         let (mut adds, mut waiting) = (Vec::new(), Vec::new());
         let mut next = Some(first);
         while let Some(command) = next {
@@ -388,6 +394,7 @@ impl Core {
                 }
                 Command::Ask(f) => f(self),
                 Command::Stop => self.stop.store(true, Ordering::Relaxed),
+                Command::Kubernetes(update) => kubernetes.push(*update),
             }
             next = self.commands.try_recv().ok();
         }
@@ -397,8 +404,12 @@ impl Core {
                 let _ = answer.send(result);
             }
         }
+        // Before the ADDs: one of them may have waited for this.
+        if !kubernetes.is_empty() {
+            self.kubernetes_changed(kubernetes);
+        }
         // What DEL retired; nothing waits for it.
-        if self.document.is_some() {
+        if self.sources_spoke() {
             self.store_numbers();
         }
         if !network.is_empty() {
@@ -411,14 +422,15 @@ impl Core {
 
     fn timer(&mut self) {
         // The safety net: what inotify or netlink did not tell.
-        if self.document.is_none() || self.retry_at.is_none() {
+        if !self.sources_spoke() || self.retry_at.is_none() {
             self.node_spec = None;
+        self.refresh_stale();
             self.routes = None;
             self.keeper.doubt();
         }
         self.retry_at = None;
         self.reload();
-        if self.document.is_some() && self.retry_at.is_none() {
+        if self.sources_spoke() && self.retry_at.is_none() {
             self.pass();
         }
     }
@@ -435,6 +447,15 @@ impl Core {
                 }
                 self.document_error = e;
                 match &self.kept {
+            // A cluster's node needs no document. One that vanishes is another matter: the last good one stays.
+            Some(Err(_))
+                if self.kubernetes.is_some() && self.document.is_none() && !self.config.document.exists() =>
+            {
+                match Loaded::empty() {
+                    Ok(empty) => self.enforce(empty, false),
+                    Err(e) => self.note_error(e),
+                }
+            }
                     // The last good one of a life before this one.
                     Some((_, kept)) if self.document.is_none() => self.enforce(kept.clone(), false),
                     _ => self.publish(),
@@ -495,7 +516,7 @@ impl Core {
             NetworkChange::Other => true,
             NetworkChange::LinkGone(name) => duty(name),
         });
-        if self.document.is_none() || (gone.is_empty() && !other) {
+        if !self.sources_spoke() || (gone.is_empty() && !other) {
             return;
         }
         for key in gone {
@@ -577,7 +598,7 @@ impl Core {
             } else {
                 format!("document: {}", self.document_error)
             });
-        } else if self.applied_generation == 0 {
+        } else if self.sources_spoke() && self.applied_generation == 0 {
             waiting.push("datapath".to_owned());
         }
         let ready;
@@ -586,6 +607,7 @@ impl Core {
             health.ready = waiting.is_empty();
             health.waiting_for = waiting;
             ready = health.ready;
+        waiting.extend(self.silent_kubernetes());
         }
         // After the health says so: who reads the one finds the other.
         self.keeper.follow(ready);

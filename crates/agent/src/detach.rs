@@ -187,6 +187,7 @@ impl Core {
         {
             self.ipam.release_in(&key.vpc, &own.subnet, &cni.attachment, Self::now());
         }
+        self.host_ports_follow(record);
         if let Some(cni) = &record.cni {
             self.desk.forget(&cni.attachment);
         }

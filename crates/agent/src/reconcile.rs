@@ -25,16 +25,20 @@ const SETTLE_AFTER: Duration = Duration::from_secs(1);
 impl Core {
     /// Document and attachments together; the pools follow.
     pub(crate) fn rebuild_world(&mut self) {
+        if !self.sources_spoke() {
+            return;
+        }
         let Some(document) = &self.document else { return };
         let mut world = document.world.clone();
+        self.add_kubernetes(&mut world);
+        self.ipam.follow(&world, &self.config.node, self.records.values());
         for record in self.records.values().filter(|r| !self.leaving.contains(&r.key)) {
-            if let Some(endpoint) = record.endpoint(&self.config.node) {
+            if let Some(endpoint) = self.endpoint_of(record) {
                 // A name of the document wins; the attachment then waits with its device closed.
                 world.endpoints.entry(endpoint.key()).or_insert_with(|| endpoint.into());
             }
         }
         self.world = world;
-        self.ipam.follow(&document.world, &self.config.node, self.records.values());
     }
 
     /// Compiles the world as it is now.
@@ -56,7 +60,7 @@ impl Core {
 
     /// Makes the node what the world says. Never fails: errors stay with their objects and are tried again.
     pub(crate) fn pass(&mut self) {
-        if self.document.is_none() {
+        if !self.sources_spoke() {
             return;
         }
         let (start, writes_before) = (Instant::now(), writes::total());
@@ -294,7 +298,7 @@ impl Core {
             return Ok(());
         }
         let record = self.records.get(key);
-        if let Some(ours) = record.and_then(|r| r.endpoint(&self.config.node))
+        if let Some(ours) = record.and_then(|r| self.endpoint_of(r))
             && self.world.endpoints.get(key).map(Arc::as_ref) != Some(&ours)
         {
             self.attached.remove(key);

@@ -127,7 +127,7 @@ pub(crate) fn endpoint_name(
 ) -> Option<EndpointName> {
     let text = |key: &str| args.get(key).filter(|v| !v.is_empty());
     let mut base = match (text("K8S_POD_NAMESPACE"), text("K8S_POD_NAME")) {
-        (Some(namespace), Some(pod)) => format!("{namespace}.{pod}"),
+        (Some(namespace), Some(pod)) => flowloom_model::joined(&[namespace, pod]),
         _ => attachment.container_id.chars().take(40).collect(),
     };
     if attachment.ifname != "eth0" {

@@ -179,6 +179,7 @@ impl Core {
                 message: fault.to_string(),
             });
         }
+        list.extend(self.kubernetes.iter().flat_map(|k| k.complaints()));
         for condition in &self.compiled {
             use flowloom_compiler::ObjectRef as O;
             let (kind, name) = match &condition.object {

@@ -64,6 +64,14 @@ impl SourceStatus {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Notes that no kind can be watched at all.
+    pub fn failed(&self, error: String) {
+        self.with(<Node as crate::Kind>::NAME, |s| {
+            s.failures += 1;
+            s.error = Some(error);
+        });
+    }
+
     fn with(&self, kind: &'static str, f: impl FnOnce(&mut KindStatus)) {
         f(self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(kind).or_default());
     }

@@ -35,6 +35,12 @@ fn of_family(ranges: &[(IpAddr, IpAddr)], family: Family) -> impl Iterator<Item 
 }
 
 impl Subnet {
+    /// The gateway of a subnet that names none and excludes nothing: the lowest usable address.
+    #[must_use]
+    pub fn default_gateway(cidr: &IpNet) -> Option<IpAddr> {
+        first_usable(cidr, &[])
+    }
+
     /// The subnet's CIDR of a family.
     #[must_use]
     pub fn cidr(&self, family: Family) -> Option<&IpNet> {

@@ -10,6 +10,7 @@ use flowloom_api::v1;
 
 use super::{Answer, Context, Failure, body};
 use crate::desk::Verb;
+use crate::source::await_pod;
 use crate::{collect, detach};
 
 /// Answers and counts.
@@ -25,7 +26,12 @@ async fn counted<T>(
 }
 
 pub(crate) async fn add(State(context): State<Context>, bytes: Bytes) -> Answer<v1::CniAddResult> {
-    counted(&context, Verb::Add, async { Ok(context.core.add(body(&bytes)?).await?) }).await
+    let answer = async {
+        let request: v1::CniAddRequest = body(&bytes)?;
+        await_pod(&context.core, &request).await?;
+        Ok(context.core.add(request).await?)
+    };
+    counted(&context, Verb::Add, answer).await
 }
 
 pub(crate) async fn check(State(context): State<Context>, bytes: Bytes) -> Answer<v1::CniChecked> {

@@ -79,6 +79,7 @@ fn router(context: Context) -> Router {
         .route(route::POLICY_ENTRIES, get(view::policy_entries))
         .route(route::POLICY_RULES, get(view::policy_rules))
         .route(route::POLICY_EXPLAIN, post(query::explain))
+        .route(route::KUBERNETES, get(view::kubernetes))
         .route(route::POLICY_WAIT, get(query::wait))
         .route(route::CONNTRACK, get(observe::conntrack).delete(observe::flush))
         .route(route::DROPS, get(observe::drops))

@@ -55,6 +55,10 @@ pub(crate) async fn ipam(State(context): State<Context>) -> Answer<v1::IpamRepor
     Ok(Json(context.core.ask(|core| core.ipam_report()).await?))
 }
 
+pub(crate) async fn kubernetes(State(context): State<Context>) -> Answer<v1::KubernetesStatus> {
+    Ok(Json(context.core.ask(|core| core.kubernetes_status()).await?))
+}
+
 pub(crate) async fn identities(State(context): State<Context>) -> Answer<v1::IdentityList> {
     Ok(Json(context.core.ask(|core| core.identity_list()).await?))
 }

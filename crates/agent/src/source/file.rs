@@ -39,6 +39,16 @@ pub(crate) struct Loaded {
     pub digest: String,
 }
 
+impl Loaded {
+    /// What a document says that says nothing.
+    ///
+    /// # Errors
+    /// Never in practice.
+    pub(crate) fn empty() -> Result<Self, String> {
+        read(b"version: 1\n", None, Format::Yaml, None).map(|loaded| Self { digest: String::new(), ..loaded })
+    }
+}
+
 /// Reads document and lock when their content changed.
 #[derive(Debug)]
 pub(crate) struct DocumentFile {

@@ -88,7 +88,7 @@ pub struct Delta {
     /// Policies.
     pub security_groups: Changes<(VpcName, GroupName), SecurityGroup>,
     /// Services.
-    pub services: Changes<(VpcName, ServiceName), Service>,
+    pub services: Changes<(VpcName, ServiceName), Arc<Service>>,
     /// Pods of this node.
     pub local_pods: Changes<ObjectName, LocalPod>,
 }
@@ -162,10 +162,10 @@ macro_rules! held {
     };
 }
 
-held!(object::Node, nodes, |t, name| drop(t.dirty.nodes.insert(name.clone())));
+held!(object::Node, nodes, |t, name| t.dirty.nodes.extend([name.clone()]));
 held!(Namespace, namespaces, |t, name| t.touch_pods_of(&name.name.clone()));
-held!(Pod, pods, |t, name| drop(t.dirty.pods.insert(name.clone())));
-held!(LoadBalancer, services, |t, name| drop(t.dirty.services.insert(name.clone())));
+held!(Pod, pods, |t, name| t.dirty.pods.extend([name.clone()]));
+held!(LoadBalancer, services, |t, name| t.dirty.services.extend([name.clone()]));
 held!(EndpointSlice, slices, |t, name| t.touch_slice(name));
 held!(NetworkPolicy, policies, |t, name| {
     t.dirty.policies.insert(name.clone());

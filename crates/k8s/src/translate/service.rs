@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use flowloom_model::{Backend, BackendState, NodeName, Service, ServiceName, ServicePort, VpcName, joined};
 
@@ -33,7 +34,7 @@ impl Translator {
         let Ok(key) = ServiceName::new(joined(&[&name.namespace, &name.name])) else { return };
         let made =
             self.services.object(name).filter(|s| s.ignored.is_empty()).map(|s| self.service(name, &key, s));
-        delta.services.insert((self.vpc.clone(), key), made);
+        delta.services.insert((self.vpc.clone(), key), made.map(Arc::new));
     }
 
     fn service(&self, name: &ObjectName, key: &ServiceName, from: &LoadBalancer) -> Service {
