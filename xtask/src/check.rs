@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
-use crate::{abi, features, layers, run};
+use crate::{abi, deploy, features, layers, run};
 
 #[derive(clap::Args, Default)]
 pub(crate) struct Args {
-    /// Only this part: fmt, layers, abi, links, features, deny or clippy.
+    /// Only this part: fmt, layers, abi, links, features, deploy, deny or clippy.
     part: Option<String>,
 }
 
@@ -20,6 +20,7 @@ const PARTS: &[Part] = &[
     ("abi", abi::check),
     ("links", links),
     ("features", features::check),
+    ("deploy", deploy::check),
     ("deny", deny),
     ("clippy", clippy),
 ];

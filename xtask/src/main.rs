@@ -3,6 +3,7 @@
 mod abi;
 mod bpf;
 mod check;
+mod deploy;
 mod features;
 mod lab;
 mod layers;
@@ -28,6 +29,8 @@ enum Command {
     Test(tiers::Args),
     /// Build everything and run the demonstration.
     Demo(tiers::DemoArgs),
+    /// Write the Kubernetes manifests of deploy/ from the code.
+    Deploy(deploy::Args),
     /// Measure against peers in the same run; writes docs/benchmarks.json and .md.
     Bench(tiers::BenchArgs),
     /// A real Kubernetes cluster on this machine: build, up, down, kubectl, exec, status (docs/lab.md).
@@ -42,6 +45,7 @@ fn main() -> anyhow::Result<()> {
         Command::Check(args) => check::run(&args),
         Command::Test(args) => tiers::run(&args),
         Command::Demo(args) => tiers::demo(&args),
+        Command::Deploy(args) => deploy::run(&args),
         Command::Bench(args) => tiers::bench(&args),
         Command::Lab(args) => lab::run(&args),
         Command::Abi(args) => abi::run(&args),

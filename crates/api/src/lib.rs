@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+pub mod config;
 mod http;
 pub mod v1;
 

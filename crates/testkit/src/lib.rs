@@ -2,6 +2,8 @@
 //! packets, captures, probes, and waiting with a bound. For tests only; every guard cleans up when it is dropped,
 //! also by a panic, and as far as possible on SIGINT and SIGTERM. What a killed run leaves is removed by the next.
 
+#[cfg(feature = "kubernetes")]
+pub mod api_server;
 mod bpffs;
 mod capture;
 mod exec;

@@ -2,6 +2,7 @@
 
 mod cni;
 mod conntrack;
+mod controller;
 mod endpoint;
 mod error;
 mod kubernetes;
@@ -13,6 +14,7 @@ mod trace;
 
 pub use cni::*;
 pub use conntrack::*;
+pub use controller::*;
 pub use endpoint::*;
 pub use error::*;
 pub use kubernetes::*;
