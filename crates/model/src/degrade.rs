@@ -148,6 +148,7 @@ impl State<'_> {
                 | Reason::DuplicateAddress
                 | Reason::DuplicateMac
                 | Reason::AttachmentConflict
+                | Reason::DuplicateFrontend
         );
         if let (true, Some(object), Some(other)) = (mutual, &fault.object, &fault.other)
             && self.settled(object)
@@ -174,6 +175,13 @@ impl State<'_> {
             ObjectRef::Endpoint(k) => same(old.endpoints.get(k), new.endpoints.get(k), |v| {
                 (v.ips.clone(), v.effective_mac(), v.node.clone(), v.attachment.clone())
             }),
+            ObjectRef::LoadBalancer(v, n) => {
+                let k = (v.clone(), n.clone());
+                same(old.services.get(&k), new.services.get(&k), |v| {
+                    let ports: Vec<_> = v.ports.iter().map(|p| (p.protocol, p.port)).collect();
+                    (v.cluster_ips.clone(), ports)
+                })
+            }
             ObjectRef::SecurityGroup(..) | ObjectRef::CidrGroup(..) => false,
         }
     }
@@ -220,6 +228,9 @@ impl State<'_> {
             ObjectRef::CidrGroup(v, n) => {
                 put(&mut self.world.cidr_groups, &old.cidr_groups, &(v.clone(), n.clone()))
             }
+            ObjectRef::LoadBalancer(v, n) => {
+                put(&mut self.world.services, &old.services, &(v.clone(), n.clone()))
+            }
         };
         if restored {
             // The restored version may depend on other objects than the new one.
@@ -234,7 +245,8 @@ impl State<'_> {
         let endpoints = w.endpoints.keys().map(|k| ObjectRef::Endpoint(k.clone()));
         let groups = w.security_groups.keys().map(|(v, n)| ObjectRef::SecurityGroup(v.clone(), n.clone()));
         let cidrs = w.cidr_groups.keys().map(|(v, n)| ObjectRef::CidrGroup(v.clone(), n.clone()));
-        for object in subnets.chain(endpoints).chain(groups).chain(cidrs) {
+        let services = w.services.keys().map(|(v, n)| ObjectRef::LoadBalancer(v.clone(), n.clone()));
+        for object in subnets.chain(endpoints).chain(groups).chain(cidrs).chain(services) {
             index(w, &object, &mut self.dependants);
         }
     }
@@ -265,6 +277,7 @@ fn remove(world: &mut World, object: &ObjectRef) {
         ObjectRef::Endpoint(k) => drop(world.endpoints.remove(k)),
         ObjectRef::SecurityGroup(v, n) => drop(world.security_groups.remove(&(v.clone(), n.clone()))),
         ObjectRef::CidrGroup(v, n) => drop(world.cidr_groups.remove(&(v.clone(), n.clone()))),
+        ObjectRef::LoadBalancer(v, n) => drop(world.services.remove(&(v.clone(), n.clone()))),
     }
 }
 
@@ -301,7 +314,7 @@ fn index(world: &World, object: &ObjectRef, dependants: &mut BTreeMap<ObjectRef,
                 }
             }
         }
-        ObjectRef::CidrGroup(v, _) => on(ObjectRef::Vpc(v.clone())),
+        ObjectRef::CidrGroup(v, _) | ObjectRef::LoadBalancer(v, _) => on(ObjectRef::Vpc(v.clone())),
     }
 }
 

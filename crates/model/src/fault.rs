@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CidrGroupName, EndpointKey, GroupName, NodeName, SubnetName, VpcName};
+use crate::{CidrGroupName, EndpointKey, GroupName, NodeName, ServiceName, SubnetName, VpcName};
 
 /// An object of the world by its full name; shown as `kind vpc/name`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -22,6 +22,8 @@ pub enum ObjectRef {
     SecurityGroup(VpcName, GroupName),
     /// A CIDR group.
     CidrGroup(VpcName, CidrGroupName),
+    /// A load balancer.
+    LoadBalancer(VpcName, ServiceName),
 }
 
 impl ObjectRef {
@@ -35,6 +37,7 @@ impl ObjectRef {
             Self::Endpoint(_) => "endpoints",
             Self::SecurityGroup(..) => "security_groups",
             Self::CidrGroup(..) => "cidr_groups",
+            Self::LoadBalancer(..) => "load_balancers",
         }
     }
 
@@ -48,6 +51,7 @@ impl ObjectRef {
             Self::Endpoint(k) => k.to_string(),
             Self::SecurityGroup(v, n) => format!("{v}/{n}"),
             Self::CidrGroup(v, n) => format!("{v}/{n}"),
+            Self::LoadBalancer(v, n) => format!("{v}/{n}"),
         }
     }
 
@@ -67,6 +71,7 @@ impl fmt::Display for ObjectRef {
             Self::Endpoint(_) => "endpoint",
             Self::SecurityGroup(..) => "security group",
             Self::CidrGroup(..) => "cidr group",
+            Self::LoadBalancer(..) => "load balancer",
         };
         write!(f, "{kind} {}", self.full_name())
     }
@@ -156,6 +161,10 @@ reasons! {
     FamilyMismatch,
     /// Two endpoints wired to one device or interface.
     AttachmentConflict,
+    /// A load balancer's address that a subnet covers or a node has.
+    InvalidVip,
+    /// Two load balancers of a VPC, or two ports of one, with one address, protocol and port.
+    DuplicateFrontend,
     /// A rule's field contradicts its protocol, direction or remote.
     InvalidRule,
     /// A named port that no endpoint in question defines.

@@ -28,6 +28,7 @@ pub(crate) struct Counts {
     pub(crate) endpoints: usize,
     pub(crate) security_groups: usize,
     pub(crate) cidr_groups: usize,
+    pub(crate) load_balancers: usize,
 }
 
 impl Counts {
@@ -39,6 +40,7 @@ impl Counts {
             endpoints: w.endpoints.len(),
             security_groups: w.security_groups.len(),
             cidr_groups: w.cidr_groups.len(),
+            load_balancers: w.services.len(),
         }
     }
 }
@@ -52,6 +54,7 @@ impl std::fmt::Display for Counts {
             (self.endpoints, "endpoint"),
             (self.security_groups, "security group"),
             (self.cidr_groups, "CIDR group"),
+            (self.load_balancers, "load balancer"),
         ]
         .into_iter()
         .filter(|(n, _)| *n > 0)

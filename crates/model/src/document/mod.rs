@@ -7,6 +7,7 @@ mod objects;
 mod reader;
 mod rules;
 mod schema;
+mod services;
 mod tree;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -89,6 +90,7 @@ pub fn parse(bytes: &[u8], format: Format) -> Result<Parsed, Vec<Fault>> {
     all.endpoints.extend(draft.partial.endpoints);
     all.security_groups.extend(draft.partial.security_groups);
     all.cidr_groups.extend(draft.partial.cidr_groups);
+    all.services.extend(draft.partial.services);
     let mut across = crate::validate(&all);
     // But what follows from a fault that is listed already is no second fault.
     let bad = |o: &Option<ObjectRef>| o.as_ref().is_some_and(|o| draft.bad.contains(o));
@@ -181,6 +183,10 @@ pub(crate) fn read(bytes: &[u8], format: Format) -> Result<Draft, Fault> {
         kind(&mut r, d, &fields, "cidr_groups", objects::cidr_group, id, |w, v| {
             w.cidr_groups.insert((v.vpc.clone(), v.name.clone()), v);
         });
+        let id = |v: &crate::Service| ObjectRef::LoadBalancer(v.vpc.clone(), v.name.clone());
+        kind(&mut r, d, &fields, "load_balancers", services::load_balancer, id, |w, v| {
+            w.services.insert((v.vpc.clone(), v.name.clone()), v.into());
+        });
     }
     draft.world.add_default_vpc(&draft.bad);
     draft.faults = r.faults;
@@ -272,6 +278,7 @@ fn named(kind: &str, tree: &Tree) -> Option<ObjectRef> {
         }),
         "security_groups" => ObjectRef::SecurityGroup(vpc()?, text("name")?.parse().ok()?),
         "cidr_groups" => ObjectRef::CidrGroup(vpc()?, text("name")?.parse().ok()?),
+        "load_balancers" => ObjectRef::LoadBalancer(vpc()?, text("name")?.parse().ok()?),
         _ => return None,
     })
 }

@@ -91,7 +91,8 @@ pub(super) fn node(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<Node>
         r.missing(path, &f, "address").message =
             "address or addresses is required: the node's underlay address".into();
     }
-    Some(Node { name, addresses, zone: None })
+    let zone = r.at(path, &f, "zone", |r, p, t| r.short_text(p, t, LABEL_VALUE).map(str::to_owned));
+    Some(Node { name, addresses, zone })
 }
 
 pub(super) fn vpc(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<Vpc> {

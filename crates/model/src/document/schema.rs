@@ -49,20 +49,22 @@ pub(crate) const DOCUMENT: Shape = Shape {
         optional("endpoints"),
         optional("security_groups"),
         optional("cidr_groups"),
+        optional("load_balancers"),
         later("provider_networks"),
         later("route_tables"),
         later("policy_routes"),
         later("gateways"),
         later("nat_rules"),
-        later("load_balancers"),
         later("dns_records"),
         later("identity_groups"),
         later("policy_rollouts"),
     ],
 };
 
-pub(crate) const NODE: Shape =
-    Shape { at: "nodes[]", fields: &[required("name"), optional("address"), optional("addresses")] };
+pub(crate) const NODE: Shape = Shape {
+    at: "nodes[]",
+    fields: &[required("name"), optional("address"), optional("addresses"), optional("zone")],
+};
 
 pub(crate) const VPC: Shape =
     Shape { at: "vpcs[]", fields: &[required("name"), optional("vni"), optional("default_policy")] };
@@ -178,6 +180,32 @@ pub(crate) const CIDR_GROUP: Shape = Shape {
 pub(crate) const CIDR_ENTRY: Shape =
     Shape { at: "cidr_groups[].entries[]", fields: &[required("cidr"), optional("except_cidrs")] };
 
+pub(crate) const LOAD_BALANCER: Shape = Shape {
+    at: "load_balancers[]",
+    fields: &[
+        required("name"),
+        required("vpc"),
+        optional("vip"),
+        optional("vips"),
+        required("ports"),
+        optional("session_affinity"),
+        optional("affinity_timeout"),
+        later("subnets"),
+        later("selection_fields"),
+        later("health_check"),
+    ],
+};
+
+pub(crate) const LOAD_BALANCER_PORT: Shape = Shape {
+    at: "load_balancers[].ports[]",
+    fields: &[optional("name"), required("port"), optional("protocol"), optional("backends")],
+};
+
+pub(crate) const LOAD_BALANCER_BACKEND: Shape = Shape {
+    at: "load_balancers[].ports[].backends[]",
+    fields: &[required("ip"), required("port"), optional("healthy")],
+};
+
 /// Every mapping of the document.
 pub const SHAPES: &[Shape] = &[
     DOCUMENT,
@@ -193,4 +221,7 @@ pub const SHAPES: &[Shape] = &[
     EXPRESSION,
     CIDR_GROUP,
     CIDR_ENTRY,
+    LOAD_BALANCER,
+    LOAD_BALANCER_PORT,
+    LOAD_BALANCER_BACKEND,
 ];

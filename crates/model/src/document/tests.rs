@@ -47,7 +47,7 @@ fn every_fault_of_a_document_is_reported_at_once_with_path_value_line_and_sugges
     assert_eq!(
         shown,
         [
-            "load_balancers (line 15) = [1 items]: load_balancers is not supported yet; this version would not act on it [NotSupportedYet]",
+            "nat_rules (line 15) = [1 items]: nat_rules is not supported yet; this version would not act on it [NotSupportedYet]",
             "subnets[0].cidr (line 6) = \"10.1.0.1/24\": has bits set behind its prefix; did you mean 10.1.0.0/24? [InvalidValue]",
             "endpoints[0].ip (line 8) = \"010.1.0.10\": is not an IP address; did you mean 10.1.0.10? [InvalidValue]",
             "security_groups[0].rules[0].prioirty (line 13) = 100: security_groups[].rules[] has no such field; did you mean priority? [UnknownField]",
@@ -150,7 +150,6 @@ fn kinds_and_fields_of_later_work_are_refused_by_name_not_ignored() {
         "policy_routes",
         "gateways",
         "nat_rules",
-        "load_balancers",
         "dns_records",
         "identity_groups",
         "policy_rollouts",
@@ -397,4 +396,42 @@ fn aliases_repeat_small_things_and_merge_keys_are_no_fields() {
     );
     assert!(w.cidr_groups.values().all(|g| g.entries.len() == 1));
     assert_eq!(codes("version: 1\nvpcs: [{<<: {name: a}, name: b}]"), ["vpcs[0].<<: UnknownField"]);
+}
+
+#[test]
+fn load_balancers_are_read_strictly() {
+    let lb = |rest: &str| format!("version: 1\nload_balancers:\n  - {{name: lb, vpc: default, {rest}}}\n");
+    for (text, path, code) in [
+        ("vip: 10.96.0.1, ports: [{port: 0}]", "load_balancers[0].ports[0].port", "OutOfRange"),
+        (
+            "vip: 10.96.0.1, ports: [{port: 80, protocol: icmp}]",
+            "load_balancers[0].ports[0].protocol",
+            "InvalidValue",
+        ),
+        ("ports: [{port: 80}]", "load_balancers[0].vip", "MissingField"),
+        ("vip: 10.96.0.1", "load_balancers[0].ports", "MissingField"),
+        (
+            "vip: 10.96.0.1, ports: [{port: 80}], affinity_timeout: 60",
+            "load_balancers[0].affinity_timeout",
+            "ConflictingFields",
+        ),
+        (
+            "vip: 10.96.0.1, ports: [{port: 80}], session_affinity: true, affinity_timeout: 65536",
+            "load_balancers[0].affinity_timeout",
+            "OutOfRange",
+        ),
+        (
+            "vip: 10.96.0.1, ports: [{port: 80}], health_check: {enabled: true}",
+            "load_balancers[0].health_check",
+            "NotSupportedYet",
+        ),
+        (
+            "vip: 10.96.0.1, ports: [{port: 80, backend: []}]",
+            "load_balancers[0].ports[0].backend",
+            "UnknownField",
+        ),
+    ] {
+        let all = codes(&lb(text));
+        assert!(all.contains(&format!("{path}: {code}")), "{text}: {all:?}");
+    }
 }

@@ -3,6 +3,7 @@
 mod endpoints;
 mod network;
 mod rules;
+mod services;
 
 use crate::{Fault, ObjectRef, Reason, VpcName, World};
 
@@ -29,9 +30,15 @@ pub mod limits {
     /// Entries of a CIDR group, and exceptions of an entry.
     pub const CIDRS_PER_GROUP: usize = 65_536;
     /// Groups of an endpoint.
-    pub const GROUPS_PER_ENDPOINT: usize = 64;
+    pub const GROUPS_PER_ENDPOINT: usize = 1_024;
     /// Labels of an endpoint.
     pub const LABELS_PER_ENDPOINT: usize = 64;
+    /// Load balancers.
+    pub const LOAD_BALANCERS: usize = 65_536;
+    /// Ports of a load balancer.
+    pub const PORTS_PER_LOAD_BALANCER: usize = 1_024;
+    /// Backends of a port of a load balancer.
+    pub const BACKENDS_PER_PORT: usize = 4_096;
     /// Named ports of an endpoint.
     pub const NAMED_PORTS_PER_ENDPOINT: usize = 256;
 }
@@ -49,6 +56,7 @@ pub fn validate(world: &World) -> Vec<Fault> {
     checker.endpoints();
     checker.cidr_groups();
     checker.security_groups();
+    checker.services();
     checker.faults
 }
 
@@ -126,6 +134,9 @@ impl Checker<'_> {
         w.cidr_groups.keys().skip(limits::CIDR_GROUPS).for_each(|(v, n)| {
             add(ObjectRef::CidrGroup(v.clone(), n.clone()), limits::CIDR_GROUPS, "CIDR groups")
         });
+        w.services.keys().skip(limits::LOAD_BALANCERS).for_each(|(v, n)| {
+            add(ObjectRef::LoadBalancer(v.clone(), n.clone()), limits::LOAD_BALANCERS, "load balancers")
+        });
         for (object, message) in beyond {
             self.fault(Reason::LimitExceeded, &object, "", "", message);
         }
@@ -141,6 +152,7 @@ pub(crate) fn exists(world: &World, object: &ObjectRef) -> bool {
         ObjectRef::Endpoint(k) => world.endpoints.contains_key(k),
         ObjectRef::SecurityGroup(v, n) => world.security_groups.contains_key(&(v.clone(), n.clone())),
         ObjectRef::CidrGroup(v, n) => world.cidr_groups.contains_key(&(v.clone(), n.clone())),
+        ObjectRef::LoadBalancer(v, n) => world.services.contains_key(&(v.clone(), n.clone())),
     }
 }
 

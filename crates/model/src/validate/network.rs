@@ -276,7 +276,7 @@ fn nested<T: Copy + Ord>(mut nets: Vec<(IpNet, T)>) -> Vec<((IpNet, T), (IpNet, 
 }
 
 /// The CIDR of a sorted list that covers an address. Lists without overlaps only: elsewhere the overlap is a fault itself.
-fn covering(nets: &[(IpNet, ObjectRef)], ip: IpAddr) -> Option<&(IpNet, ObjectRef)> {
+pub(super) fn covering(nets: &[(IpNet, ObjectRef)], ip: IpAddr) -> Option<&(IpNet, ObjectRef)> {
     let key = (Family::of(ip), bits(ip));
     let i = nets.partition_point(|(n, _)| (Family::of_net(n), net_bits(n).0) <= key);
     nets[..i].last().filter(|(n, _)| n.contains(&ip))

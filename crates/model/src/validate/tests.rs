@@ -344,7 +344,7 @@ fn a_named_port_that_nobody_defines_is_reported() {
 
 #[test]
 fn counts_have_limits() {
-    let groups: Vec<String> = (0..65).map(|i| format!("g{i}")).collect();
+    let groups: Vec<String> = (0..1025).map(|i| format!("g{i}")).collect();
     let defined: Vec<String> = groups.iter().map(|g| format!("{{name: {g}, vpc: red}}")).collect();
     let text = endpoint(&format!(", security_groups: [{}]", groups.join(",")))
         + &format!("\nsecurity_groups: [{}]", defined.join(","));
@@ -393,4 +393,65 @@ fn validation_does_not_slow_down_with_the_square_of_the_objects() {
     let (small, large) = (time(2_000), time(16_000));
     // Eight times the objects; a quadratic check would take 64 times as long.
     assert!(large < small * 32, "{small:?} for 2,000, {large:?} for 16,000");
+}
+
+fn balancer(rest: &str) -> String {
+    base(&format!("load_balancers: [{{name: lb, vpc: red, {rest}}}]"))
+}
+
+#[test]
+fn load_balancers_of_two_tenants_may_be_equal() {
+    let one = |vpc: &str| {
+        format!(
+            "{{name: lb, vpc: {vpc}, vips: [10.96.0.1, \"fd00:96::1\"], session_affinity: true, ports: [{{port: 80, backends: [{{ip: 10.0.0.5, port: 8080}}, {{ip: \"fd00::5\", port: 8080, healthy: false}}]}}, {{port: 80, protocol: udp}}]}}"
+        )
+    };
+    let text = base(&format!("load_balancers: [{}, {}]", one("red"), one("blue")));
+    assert_eq!(codes(&text), [""; 0]);
+    let world = world(&text);
+    assert_eq!(world.services.len(), 2);
+    let lb = world.services.values().next().unwrap();
+    assert_eq!((lb.affinity, lb.ports.len(), lb.cluster_ips.len()), (Some(10_800), 2, 2));
+    let states: Vec<_> = lb.ports[0].backends.values().map(|b| b.state).collect();
+    assert_eq!(states, [crate::BackendState::Ready, crate::BackendState::NotReady]);
+}
+
+#[test]
+fn what_is_wrong_with_a_load_balancer() {
+    for (text, path, code) in [
+        ("vip: 10.0.0.77, ports: [{port: 80}]", "load_balancers[red/lb].vips", "InvalidVip"),
+        (
+            "vips: [10.96.0.1, 10.96.0.2], ports: [{port: 80}]",
+            "load_balancers[red/lb].vips",
+            "FamilyMismatch",
+        ),
+        ("vip: 224.0.0.1, ports: [{port: 80}]", "load_balancers[red/lb].vips", "InvalidValue"),
+        ("vip: 10.96.0.1, ports: []", "load_balancers[red/lb].ports", "MissingField"),
+        (
+            "vip: 10.96.0.1, ports: [{port: 80}, {port: 80, protocol: tcp}]",
+            "load_balancers[red/lb].ports[1]",
+            "DuplicateFrontend",
+        ),
+        (
+            "vip: 10.96.0.1, ports: [{port: 80, backends: [{ip: 192.0.2.9, port: 1}]}]",
+            "load_balancers[red/lb].ports[0].backends",
+            "AddressOutsideSubnet",
+        ),
+        (
+            "vip: 10.96.0.1, ports: [{port: 80, backends: [{ip: \"fd00::9\", port: 1}]}]",
+            "load_balancers[red/lb].ports[0].backends",
+            "FamilyMismatch",
+        ),
+    ] {
+        let fault = only(&balancer(text));
+        assert_eq!((fault.path.as_str(), fault.code.as_str()), (path, code), "{text}");
+    }
+    let two = "load_balancers: [{name: a, vpc: red, vip: 10.96.0.1, ports: [{port: 80}]}, {name: b, vpc: red, vip: 10.96.0.1, ports: [{port: 443}, {port: 80}]}]";
+    let fault = only(&base(two));
+    assert_eq!(
+        (fault.path.as_str(), fault.code.as_str()),
+        ("load_balancers[red/b].ports[1]", "DuplicateFrontend")
+    );
+    let node = "load_balancers: [{name: lb, vpc: default, vip: 192.0.2.1, ports: [{port: 80}]}]";
+    assert_eq!(only(&base(node)).code.as_str(), "InvalidVip");
 }
