@@ -277,7 +277,13 @@ impl Core {
         events: Arc<EventLog>,
     ) -> Result<(Self, Handle), StoreError> {
         let Outside { store, wiring, plane } = outside;
-        let numbers: Numbers = store.read_series(NUMBERS)?.unwrap_or_default();
+        let mut numbers: Numbers = store.read_series(NUMBERS)?.unwrap_or_default();
+        // Those of services live in the maps. Without them everything of services is written anew, in the safe order.
+        match plane.view().map(|view| view.services()) {
+            Some(Ok(state)) => numbers.adopt_services(flowloom_datapath::services::held_services(&state)),
+            Some(Err(e)) => tracing::warn!(error = %e, "the numbers of services are not known any more"),
+            None => {}
+        }
         let (records, damaged) = store.endpoints::<Record>()?;
         for e in &damaged {
             tracing::error!(error = %e, "an endpoint's record is left out");

@@ -35,6 +35,7 @@ mod plane;
 mod reconcile;
 mod record;
 mod replay;
+mod services;
 mod source;
 mod store;
 #[cfg(test)]

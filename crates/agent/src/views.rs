@@ -160,7 +160,7 @@ impl Core {
         refused.iter().filter(|r| r.what != 255).map(|r| r.count).sum()
     }
 
-    fn complaints(&self) -> Vec<Complaint> {
+    pub(crate) fn complaints(&self) -> Vec<Complaint> {
         let mut list = Vec::new();
         if !self.document_error.is_empty() {
             list.push(Complaint {

@@ -137,6 +137,22 @@ impl Client {
         self.get(&format!("{}/{}/{}", route::ENDPOINTS, http::encode(vpc), http::encode(name)))
     }
 
+    /// `GET /v1/services` of one VPC or of all.
+    pub fn services(&self, vpc: Option<&str>) -> Result<v1::ServiceList, ClientError> {
+        let query: Vec<_> = vpc.map(|v| ("vpc", v.to_owned())).into_iter().collect();
+        self.get(&with_query(route::SERVICES, &query))
+    }
+
+    /// `GET /v1/services/{vpc}/{name}`.
+    pub fn service(&self, vpc: &str, name: &str) -> Result<v1::ServiceInfo, ClientError> {
+        self.get(&format!("{}/{}/{}", route::SERVICES, http::encode(vpc), http::encode(name)))
+    }
+
+    /// `GET /v1/services/{vpc}/{name}/explain`.
+    pub fn service_explain(&self, vpc: &str, name: &str) -> Result<v1::ServiceExplanation, ClientError> {
+        self.get(&format!("{}/{}/{}/explain", route::SERVICES, http::encode(vpc), http::encode(name)))
+    }
+
     /// `GET /v1/ipam`.
     pub fn ipam(&self) -> Result<v1::IpamReport, ClientError> {
         self.get(route::IPAM)

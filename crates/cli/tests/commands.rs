@@ -62,6 +62,15 @@ fn judgement(direction: &str, verdict: &str, kernel: &str) -> Value {
     })
 }
 
+fn service() -> Value {
+    json!({
+        "vpc": named("default", 1), "name": "shop.front", "cluster_ips": ["10.96.0.7"], "external_ips": [], "load_balancer_ips": ["198.51.100.1"],
+        "affinity_seconds": 10800, "internal_local": false, "external_local": true, "source_ranges": ["192.0.2.0/24"], "health_check_port": 31000,
+        "ports": [{"name": "http", "protocol": "tcp", "port": 80, "node_port": 30080, "host_addresses": [], "backends": 2, "ready": 1, "number": 5}],
+        "conditions": [],
+    })
+}
+
 fn event(verdict: &str, reason: Option<&str>) -> Value {
     json!({
         "type": "event", "seq": 1, "time_ns": 1_796_017_469_012_000_000_u64, "kind": if reason.is_some() { "drop" } else { "verdict" },
@@ -114,6 +123,22 @@ fn answers(r: &fake_agent::Request) -> Reply {
                 {"peer": named("any", 0), "protocol": "any", "ports": "any", "verdict": "allow", "rule": named("default", 0), "precedence": 1, "log": false, "stateless": false},
             ]}]}))
         }
+        "/v1/services" => ok(json!({"services": [service()]})),
+        "/v1/services/shop/front" => ok(service()),
+        "/v1/services/shop/front/explain" => ok(json!({
+            "service": service(), "node": "n1", "zone": "east", "here": true, "frontends": [{
+                "kind": "cluster-ip", "scope": "inside", "ip": "10.96.0.7", "protocol": "tcp", "port": 80, "service_port": 80,
+                "taken_by": null, "local_policy": false, "source_ranges": [], "answer": "backend", "backends": [
+                    {"ip": "10.1.0.1", "port": 8080, "node": "n1", "local": true, "endpoint": "shop.front-0", "zones": ["east"], "nodes": [],
+                     "used": true, "reason": "ready", "why": "ready"},
+                    {"ip": "10.1.0.2", "port": 8080, "node": "n2", "local": false, "endpoint": null, "zones": ["west"], "nodes": [],
+                     "used": false, "reason": "other-zone", "why": "meant for another zone (topology hints)"},
+                ],
+            }, {
+                "kind": "load-balancer", "scope": "outside", "ip": "198.51.100.1", "protocol": "tcp", "port": 80, "service_port": 80,
+                "taken_by": null, "local_policy": true, "source_ranges": ["192.0.2.0/24"], "answer": "silence", "backends": [],
+            }],
+        })),
         "/v1/policy/rules" => {
             ok(json!({"rules": [{"rule": named("red/front/no-db", 5), "hits": 12, "bytes": 888}]}))
         }
@@ -198,6 +223,9 @@ fn every_format_carries_the_same_answer() {
         "policy wait",
         "drops",
         "endpoint get red/web-1",
+        "service list",
+        "service get shop/front",
+        "service explain shop/front",
     ] {
         let (text, _) = asked(&format!("{command} -o json"));
         assert!(serde_json::from_str::<Value>(&text).is_ok(), "{command}");
@@ -209,6 +237,41 @@ fn every_format_carries_the_same_answer() {
         assert!(!asked(&format!("{command} --color always")).0.is_empty(), "{command}");
     }
     assert!(asked("endpoint list --color always").0.contains("\u{1b}["));
+}
+
+#[test]
+fn services_and_why_a_backend_is_used_or_not() {
+    let (out, _) = asked("service list");
+    assert_eq!(
+        out,
+        "\
+VPC      NAME        ADDRESSES  PORTS         READY
+default  shop.front  10.96.0.7  80:30080/tcp  1/2
+"
+    );
+    assert_eq!(asked("svc ls --vpc red").1.query, "vpc=red");
+    let (out, _) = asked("service list -o wide");
+    assert!(out.contains("internal cluster, external local") && out.contains("10800s"), "{out}");
+    let (out, _) = asked("service get svc/shop/front");
+    assert!(out.contains("192.0.2.0/24") && out.contains("31000"), "{out}");
+    let (out, request) = asked("service explain shop/front");
+    assert_eq!(request.path, "/v1/services/shop/front/explain");
+    assert_eq!(
+        out,
+        "\
+default/shop.front on node n1, zone east
+
+10.96.0.7 80/tcp from inside (cluster-ip): 1 of 2 backends
+  BACKEND        NODE  USED  WHY
+  10.1.0.1:8080  n1    yes   ready
+  10.1.0.2:8080  n2    no    meant for another zone (topology hints)
+
+198.51.100.1 80/tcp from outside (load-balancer, traffic policy Local, only from 192.0.2.0/24): dropped: no backend here, other nodes have some
+"
+    );
+    let agent = agent();
+    let ran = flowloom(&agent.socket(), "service get red/web --vpc blue");
+    assert_eq!(ran.code, 2, "{}", ran.err);
 }
 
 #[test]

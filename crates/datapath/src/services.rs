@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use flowloom_bpf_abi::{self as abi, backend_flags, service_scope};
 use flowloom_compiler::{
-    BackendPlan, FrontendKey, FrontendPlan, ListId, Op, Scope, ServiceId, ServicePlan, VpcId,
+    BackendPlan, FrontendKey, FrontendPlan, HeldServices, ListId, Op, Scope, ServiceId, ServicePlan, VpcId,
 };
 use ipnet::IpNet;
 
@@ -131,6 +131,32 @@ fn held(state: &ServiceState, list: u32) -> Arc<[BackendPlan]> {
         }
     }
     plans.into()
+}
+
+/// The numbers that the maps hold, for [`flowloom_compiler::Numbers::adopt_services`].
+#[must_use]
+pub fn held_services(state: &ServiceState) -> HeldServices {
+    let mut out = HeldServices::default();
+    for (key, record) in &state.services {
+        if let Some(key) = frontend_key(key) {
+            out.frontends.insert(key, (ServiceId(record.service), ListId(record.list)));
+        }
+    }
+    let mut lists: BTreeMap<u32, (u32, Vec<BackendPlan>)> = BTreeMap::new();
+    for (key, record) in &state.backends {
+        let (last, list) = lists.entry(key.list).or_default();
+        *last = key.index;
+        list.push(BackendPlan {
+            ip: IpAddr::from(record.addr),
+            port: u16::from_be_bytes(record.port),
+            local: record.flags & backend_flags::LOCAL != 0,
+        });
+    }
+    let members = state.members.keys().next_back().map(|key| key.list);
+    out.last_list = ListId(lists.keys().next_back().copied().max(members).unwrap_or(0));
+    let whole = lists.into_iter().filter(|(_, (last, list))| *last as usize + 1 == list.len());
+    out.lists = whole.map(|(id, (_, list))| (ListId(id), list)).collect();
+    out
 }
 
 /// What is left to do, in the order that is safe at every step; none when nothing differs.

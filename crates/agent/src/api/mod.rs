@@ -3,6 +3,7 @@
 mod cni;
 mod observe;
 mod query;
+mod service;
 mod stream;
 mod view;
 
@@ -74,6 +75,9 @@ fn router(context: Context) -> Router {
         .route(route::STATUS, get(view::status))
         .route(route::ENDPOINTS, get(view::endpoints))
         .route("/v1/endpoints/{vpc}/{name}", get(view::endpoint))
+        .route(route::SERVICES, get(service::list))
+        .route("/v1/services/{vpc}/{name}", get(service::one))
+        .route("/v1/services/{vpc}/{name}/explain", get(service::explain))
         .route(route::IPAM, get(view::ipam))
         .route(route::IDENTITIES, get(view::identities))
         .route(route::POLICY_ENTRIES, get(view::policy_entries))

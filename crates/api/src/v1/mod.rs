@@ -9,6 +9,7 @@ mod kubernetes;
 mod observe;
 mod policy;
 pub mod route;
+mod service;
 mod status;
 mod trace;
 
@@ -20,6 +21,7 @@ pub use error::*;
 pub use kubernetes::*;
 pub use observe::*;
 pub use policy::*;
+pub use service::*;
 pub use status::*;
 pub use trace::*;
 

@@ -8,6 +8,10 @@ pub const STATUS: &str = "/v1/status";
 pub const ENDPOINTS: &str = "/v1/endpoints";
 /// `GET`: [`super::IpamReport`].
 pub const IPAM: &str = "/v1/ipam";
+/// `GET`: [`super::KubernetesStatus`].
+pub const KUBERNETES: &str = "/v1/kubernetes";
+/// `GET ?vpc`: [`super::ServiceList`]; `/{vpc}/{name}` below it: [`super::ServiceInfo`], `/explain` below that: [`super::ServiceExplanation`].
+pub const SERVICES: &str = "/v1/services";
 /// `GET`: [`super::IdentityList`].
 pub const IDENTITIES: &str = "/v1/identities";
 /// `GET ?vpc&endpoint`: [`super::PolicyEntryList`].

@@ -7,6 +7,7 @@ mod endpoint;
 mod node;
 mod observe;
 mod policy;
+mod service;
 mod trace;
 mod validate;
 mod wait;
@@ -68,6 +69,9 @@ enum Command {
     /// Policies: what the kernel holds, who may talk to whom and why.
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// Services: their addresses, their backends on this node, and why.
+    #[command(subcommand, visible_alias = "svc")]
+    Service(service::ServiceCommand),
     Observe(observe::ObserveArgs),
     Trace(trace::TraceArgs),
     /// Tracked connections.
@@ -136,6 +140,7 @@ fn dispatch(context: &mut Context<'_>, command: Command) -> Result<Exit, Failure
         Command::Ipam(args) => node::ipam(context, &args),
         Command::Identity(command) => node::identity(context, &command),
         Command::Policy(command) => policy::run(context, &command),
+        Command::Service(command) => service::run(context, &command),
         Command::Observe(args) => observe::run(context, &args),
         Command::Trace(args) => trace::run(context, &args),
         Command::Ct(command) => conntrack::run(context, &command),

@@ -9,6 +9,7 @@ pub(crate) mod event;
 pub(crate) mod identity;
 pub(crate) mod ipam;
 pub(crate) mod policy;
+pub(crate) mod service;
 pub(crate) mod status;
 pub(crate) mod table;
 pub(crate) mod time;
