@@ -22,6 +22,7 @@ const TOOLS: &[&str] = &[
     "bash",
     "dash",
     "curl",
+    "getent",
     "wget",
     "dig",
     "nslookup",

@@ -42,7 +42,7 @@ const PROGRAMS: &[Program] = &[
         "regression-issue-74839",
         "k8s.io/kubernetes/test/images/regression-issue-74839",
     )),
-    for_suites(program("coredns", "coredns", "github.com/coredns/coredns")),
+    for_suites(program("coredns", "coredns", "flowloom.invalid/lab/coredns")),
     for_suites(program("cyclonus", "cyclonus", "github.com/mattfenwick/cyclonus/cmd/cyclonus")),
 ];
 
