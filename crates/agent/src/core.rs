@@ -316,13 +316,13 @@ impl Core {
             view: plane.view(),
             plane,
             document_error: String::new(),
+            kubernetes: config.kubernetes.enabled.then(KubernetesWorld::default),
             document: None,
             kept,
             records: records.into_iter().map(|r| (r.key.clone(), r)).collect(),
             leaving: BTreeSet::new(),
             ipam: Ipam::default(),
             world: World::default(),
-            kubernetes: config.kubernetes.enabled.then(KubernetesWorld::default),
             stored_numbers: numbers.clone(),
             numbers,
             cache: CompilerCache::default(),
@@ -394,25 +394,25 @@ impl Core {
                 Command::Document => document = true,
                 Command::Network(changes) => network.extend(changes),
                 Command::Swept(status) => self.swept(status),
+                Command::Kubernetes(update) => kubernetes.push(*update),
                 Command::Add(request, answer) => {
                     adds.push(*request);
                     waiting.push(answer);
                 }
                 Command::Ask(f) => f(self),
                 Command::Stop => self.stop.store(true, Ordering::Relaxed),
-                Command::Kubernetes(update) => kubernetes.push(*update),
             }
             next = self.commands.try_recv().ok();
+        }
+        // Before the ADDs: one of them may have waited for this.
+        if !kubernetes.is_empty() {
+            self.kubernetes_changed(kubernetes);
         }
         if !adds.is_empty() {
             for (answer, result) in waiting.into_iter().zip(self.cni_add_all(&adds)) {
                 // A client that went away finds its attachment with the next request.
                 let _ = answer.send(result);
             }
-        }
-        // Before the ADDs: one of them may have waited for this.
-        if !kubernetes.is_empty() {
-            self.kubernetes_changed(kubernetes);
         }
         // What DEL retired; nothing waits for it.
         if self.sources_spoke() {
@@ -424,13 +424,13 @@ impl Core {
         if document {
             self.reload();
         }
+        self.refresh_stale();
     }
 
     fn timer(&mut self) {
         // The safety net: what inotify or netlink did not tell.
         if !self.sources_spoke() || self.retry_at.is_none() {
             self.node_spec = None;
-        self.refresh_stale();
             self.routes = None;
             self.keeper.doubt();
         }
@@ -447,12 +447,6 @@ impl Core {
             self.document.as_ref().map(|d| &d.world).or(self.kept.as_ref().map(|(_, k)| &k.world));
         match self.file.load(last_good) {
             None => {}
-            Some(Err(e)) => {
-                if self.document_error != e {
-                    tracing::error!(error = %e, "the document is not in force; the last good one stays");
-                }
-                self.document_error = e;
-                match &self.kept {
             // A cluster's node needs no document. One that vanishes is another matter: the last good one stays.
             Some(Err(_))
                 if self.kubernetes.is_some() && self.document.is_none() && !self.config.document.exists() =>
@@ -462,6 +456,12 @@ impl Core {
                     Err(e) => self.note_error(e),
                 }
             }
+            Some(Err(e)) => {
+                if self.document_error != e {
+                    tracing::error!(error = %e, "the document is not in force; the last good one stays");
+                }
+                self.document_error = e;
+                match &self.kept {
                     // The last good one of a life before this one.
                     Some((_, kept)) if self.document.is_none() => self.enforce(kept.clone(), false),
                     _ => self.publish(),
@@ -607,13 +607,13 @@ impl Core {
         } else if self.sources_spoke() && self.applied_generation == 0 {
             waiting.push("datapath".to_owned());
         }
+        waiting.extend(self.silent_kubernetes());
         let ready;
         {
             let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
             health.ready = waiting.is_empty();
             health.waiting_for = waiting;
             ready = health.ready;
-        waiting.extend(self.silent_kubernetes());
         }
         // After the health says so: who reads the one finds the other.
         self.keeper.follow(ready);
