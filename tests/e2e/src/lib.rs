@@ -3,6 +3,7 @@
 mod binaries;
 mod document;
 mod lab;
+pub mod pods;
 mod runtime;
 mod workload;
 

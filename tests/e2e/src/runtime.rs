@@ -26,9 +26,9 @@ impl Runtime {
     /// # Errors
     /// When there is no such node.
     pub fn new(lab: &Lab, node: usize, version: &str) -> Result<Self> {
-        let socket = &lab.agents.get(node).context("no such agent")?.socket;
-        let config =
-            json!({"cniVersion": version, "name": "flowloom", "type": "flowloom-cni", "socket": socket});
+        let agent = lab.agents.get(node).context("no such agent")?;
+        let (socket, queue) = (&agent.socket, agent.state_dir.join("cni-queue"));
+        let config = json!({"cniVersion": version, "name": "flowloom", "type": "flowloom-cni", "socket": socket, "queue": queue});
         Ok(Self { config, args: BTreeMap::new(), node: lab.node(node).ns.try_clone()? })
     }
 

@@ -6,73 +6,18 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use flowloom_api::v1::{CniAddRequest, CniAttachment, CniNetwork, EndpointInfo};
+use flowloom_api::v1::{CniAddRequest, CniAttachment, CniNetwork};
 use flowloom_testkit::{Cmd, Mode, Ns, Outcome, Probe, TcpServer, UdpReceiver, UdpSender, eventually, never};
-use flowloom_tests_e2e::{Document, Lab, Runtime, Workload, binary, netns_path};
+use flowloom_tests_e2e::pods::{self, WEB, addresses, attached, held, inside, start};
+use flowloom_tests_e2e::{Lab, Runtime, Workload, binary, netns_path};
 use serde_json::{Value, json};
 
 const WAIT: Duration = Duration::from_secs(20);
 const SILENCE: Duration = Duration::from_millis(300);
-const WEB: u16 = 80;
 const SHUT: u16 = 81;
 
-fn document(lab: &Lab) -> Document {
-    let subnet = |vpc: &str| json!({"vpc": vpc, "name": "pods", "cidrs": ["10.7.0.0/24", "fd10:7::/64"], "node": "n1"});
-    let group = |vpc: &str| {
-        json!({"vpc": vpc, "name": "web", "default_deny_egress": false, "rules": [
-            {"id": "echo", "priority": 1, "direction": "ingress", "protocol": "icmp", "action": "allow"},
-            {"id": "tcp", "priority": 1, "direction": "ingress", "protocol": "tcp", "ports": [{"from": WEB, "to": WEB}], "action": "allow"},
-            {"id": "udp", "priority": 1, "direction": "ingress", "protocol": "udp", "ports": [{"from": WEB, "to": WEB}], "action": "allow"}]})
-    };
-    lab.empty_document()
-        .with("vpcs", json!([{"name": "red"}]))
-        .with("subnets", json!([
-            subnet("default"), subnet("red"),
-            {"vpc": "default", "name": "fixed", "cidrs": ["10.8.0.0/24", "fd10:8::/64"]},
-            {"vpc": "default", "name": "tiny", "cidr": "10.9.0.0/30", "node": "n1"},
-        ]))
-        .with("security_groups", json!([group("default"), group("red")]))
-        .with("endpoints", json!([
-            {"vpc": "default", "name": "client", "subnet": "fixed", "node": "n1", "ips": ["10.8.0.10", "fd10:8::10"]},
-            {"vpc": "default", "name": "db", "subnet": "fixed", "node": "n1", "ips": ["10.8.0.20", "fd10:8::20"], "cni": true, "security_groups": ["web"]},
-        ]))
-}
-
-fn start() -> Result<Lab> {
-    let lab = Lab::builder().nodes(1).start()?;
-    lab.apply(&document(&lab))?;
-    Ok(lab)
-}
-
 fn of_pods(lab: &Lab) -> Result<Runtime> {
-    Ok(Runtime::new(lab, 0, "1.0.0")?.with("subnet", json!("pods")))
-}
-
-/// Addresses of a result.
-fn addresses(result: &Value) -> Result<Vec<IpAddr>> {
-    let list = result["ips"].as_array().context("no ips")?;
-    list.iter()
-        .map(|ip| {
-            let text = ip["address"].as_str().context("no address")?;
-            Ok(text.split_once('/').context("no length")?.0.parse()?)
-        })
-        .collect()
-}
-
-fn attached(lab: &Lab) -> Result<Vec<EndpointInfo>> {
-    let list = lab.agents[0].client().endpoints()?.endpoints;
-    Ok(list.into_iter().filter(|e| e.attachment.is_some()).collect())
-}
-
-/// Addresses that somebody holds, of a subnet.
-fn held(lab: &Lab, subnet: &str) -> Result<BTreeSet<IpAddr>> {
-    let pools = lab.agents[0].client().ipam()?.pools;
-    let of = pools.iter().filter(|p| p.subnet == subnet && p.vpc == "default");
-    Ok(of.flat_map(|p| &p.used).filter(|u| u.cooling_ms.is_none()).map(|u| u.address).collect())
-}
-
-fn inside(ns: &Ns) -> Result<String> {
-    Ok(ns.exec_ok(&["ip", "-brief", "address", "show", "dev", "eth0"])?.stdout)
+    pods::runtime(lab, "1.0.0")
 }
 
 #[test]
@@ -312,9 +257,6 @@ fn install_writes_the_configuration_when_the_agent_is_ready_and_not_before() -> 
     let mut lab = start()?;
     lab.agents[0].kill()?;
     let (bin, conf) = (lab.dir().join("bin"), lab.dir().join("net.d"));
-    for dir in [&bin, &conf] {
-        std::fs::create_dir(dir)?;
-    }
     let argv = |wait: &str| -> Result<Vec<String>> {
         Ok(vec![
             binary("flowloom-cni")?,

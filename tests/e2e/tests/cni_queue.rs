@@ -1,0 +1,142 @@
+//! DELs while no agent serves: teardown goes on, and nothing leaks.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use flowloom_api::v1::{CniAttachment, CniDelRequest, Moment};
+use flowloom_cni::clock;
+use flowloom_cni::queue::{self, Entry};
+use flowloom_testkit::{Ns, Outcome, Probe, eventually, never};
+use flowloom_tests_e2e::{Lab, netns_path, pods};
+
+const WAIT: Duration = Duration::from_secs(20);
+
+fn waiting(lab: &Lab) -> Result<usize> {
+    Ok(queue::list(&lab.agents[0].state_dir.join(queue::DIRECTORY))?.entries.len())
+}
+
+fn enqueue(lab: &Lab, container: &str, started: Moment) -> Result<()> {
+    let attachment = CniAttachment { container_id: container.into(), ifname: "eth0".into() };
+    let request = CniDelRequest { attachment, netns: None, args: std::collections::BTreeMap::default() };
+    Ok(queue::put(&lab.agents[0].state_dir.join(queue::DIRECTORY), &Entry { request, started })?)
+}
+
+fn until_containers(lab: &Lab, wanted: &[&str]) {
+    eventually(WAIT, || match pods::containers(lab) {
+        Ok(found) if found.iter().map(String::as_str).eq(wanted.iter().copied()) => Ok(()),
+        other => Err(format!("{other:?}, not {wanted:?}")),
+    });
+}
+
+#[test]
+fn a_del_without_an_agent_holds_up_no_teardown_and_is_done_when_the_agent_starts() -> Result<()> {
+    let mut lab = pods::start()?;
+    let runtime = pods::runtime(&lab, "1.0.0")?;
+    let (gone, left, stays) = (Ns::new("gone")?, Ns::new("left")?, Ns::new("stays")?);
+    for (name, ns) in [("gone", &gone), ("left", &left)] {
+        runtime.add(name, ns)?;
+    }
+    let kept = pods::addresses(&runtime.add("stays", &stays)?)?;
+    lab.agents[0].kill()?;
+    let start = Instant::now();
+    runtime.call("DEL", "gone", &netns_path(&gone))?.success()?;
+    let output = runtime.call("DEL", "left", &netns_path(&left))?.success()?;
+    assert!(start.elapsed() < Duration::from_secs(15), "teardown waited {:?}", start.elapsed());
+    assert!(output.stderr.contains("waits in"), "{}", output.stderr);
+    runtime.call("DEL", "never-seen", "")?.success()?;
+    assert_eq!(waiting(&lab)?, 3);
+    drop(gone);
+    lab.agents[0].start()?;
+    lab.agents[0].wait_ready()?;
+    until_containers(&lab, &["stays"]);
+    assert_eq!(pods::held(&lab, "pods")?, kept.iter().copied().collect());
+    assert!(pods::inside(&left).is_err(), "the namespace is there, its interface must not be");
+    assert_eq!(waiting(&lab)?, 0);
+    let client = lab.workload("default/client")?;
+    assert_eq!(Probe::icmp(&client.netns, kept[0]).timeout(WAIT).run()?, Outcome::Connected);
+    // Done once: another start finds nothing to do.
+    lab.agents[0].restart()?;
+    until_containers(&lab, &["stays"]);
+    assert_eq!(lab.agents[0].client().cni_report()?.queue.replayed, 0);
+    Ok(())
+}
+
+#[test]
+fn an_add_of_the_same_container_after_a_queued_del_gets_a_new_interface() -> Result<()> {
+    let mut lab = pods::start()?;
+    let runtime = pods::runtime(&lab, "1.0.0")?;
+    let (first, second) = (Ns::new("first")?, Ns::new("second")?);
+    runtime.add("pod", &first)?;
+    lab.agents[0].kill()?;
+    runtime.call("DEL", "pod", &netns_path(&first))?.success()?;
+    // The runtime starts it again before there is an agent; its ADD waits.
+    let result = std::thread::scope(|scope| {
+        let add = scope.spawn(|| runtime.add("pod", &second));
+        lab.agents[0].start()?;
+        add.join().map_err(|_| anyhow::anyhow!("the call panicked"))?
+    })?;
+    assert!(pods::inside(&first).is_err());
+    let ip = pods::addresses(&result)?.first().copied().context("no address")?;
+    assert!(pods::inside(&second)?.contains(&ip.to_string()));
+    assert_eq!(waiting(&lab)?, 0);
+    until_containers(&lab, &["pod"]);
+    let client = lab.workload("default/client")?;
+    assert_eq!(Probe::icmp(&client.netns, ip).timeout(WAIT).run()?, Outcome::Connected);
+    Ok(())
+}
+
+// The plugin found no agent, and the agent had looked at the queue before the plugin wrote.
+#[test]
+fn a_del_that_was_queued_beside_a_starting_agent_waited_for_the_next_one() -> Result<()> {
+    let lab = pods::start()?;
+    let (runtime, ns) = (pods::runtime(&lab, "1.0.0")?, Ns::new("pod")?);
+    runtime.add("pod", &ns)?;
+    enqueue(&lab, "pod", clock::now()?)?;
+    until_containers(&lab, &[]);
+    eventually(WAIT, || match waiting(&lab) {
+        Ok(0) => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    assert_eq!(pods::held(&lab, "pods")?.len(), 0);
+    Ok(())
+}
+
+#[test]
+fn a_late_entry_of_the_queue_took_the_attachment_that_came_after_it() -> Result<()> {
+    let lab = pods::start()?;
+    let (runtime, ns) = (pods::runtime(&lab, "1.0.0")?, Ns::new("pod")?);
+    runtime.add("pod", &ns)?;
+    let called = clock::now()?;
+    runtime.call("DEL", "pod", &netns_path(&ns))?.success()?;
+    let result = runtime.add("pod", &ns)?;
+    // A plugin that was called before that DEL, and stopped for long, writes only now.
+    enqueue(&lab, "pod", called)?;
+    eventually(WAIT, || match lab.agents[0].client().cni_report() {
+        Ok(report) if report.queue.outdated == 1 && report.queue.waiting == 0 => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    never(Duration::from_millis(300), || match pods::containers(&lab) {
+        Ok(found) if found.len() == 1 => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    assert_eq!(runtime.add("pod", &ns)?, result);
+    Ok(())
+}
+
+#[test]
+fn an_unreadable_entry_is_set_aside_told_and_holds_up_nothing() -> Result<()> {
+    let mut lab = pods::start()?;
+    let (runtime, ns) = (pods::runtime(&lab, "1.0.0")?, Ns::new("pod")?);
+    runtime.add("pod", &ns)?;
+    lab.agents[0].kill()?;
+    let directory = lab.agents[0].state_dir.join(queue::DIRECTORY);
+    std::fs::write(directory.join("a@eth0.json"), "{\"request\":")?;
+    runtime.call("DEL", "pod", &netns_path(&ns))?.success()?;
+    lab.agents[0].start()?;
+    lab.agents[0].wait_ready()?;
+    until_containers(&lab, &[]);
+    assert!(directory.join("a@eth0.unreadable").is_file());
+    let shown = lab.flowloom(0, &["cni", "status"])?.success()?.stdout;
+    assert!(shown.contains("unreadable"), "{shown}");
+    Ok(())
+}
