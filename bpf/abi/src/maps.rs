@@ -362,8 +362,12 @@ pub struct NodeConfig {
     pub event_rate: u32,
     /// Answers (RST, ICMP) per second and endpoint; 0 = unlimited.
     pub answer_rate: u32,
+    /// This node's IPv4 address for clients outside, mapped; zero = none.
+    pub node4: Addr,
+    /// Its IPv6 address for them.
+    pub node6: Addr,
 }
-crate::assert_layout!(NodeConfig, 32);
+crate::assert_layout!(NodeConfig, 64);
 
 /// Flags of a [`NodeConfig`].
 pub mod config_flags {

@@ -248,13 +248,17 @@ pub mod flow_kind {
     pub const FORWARD: u8 = 0;
     /// The answer of a client that is its own backend, sent to the gateway's address.
     pub const HAIRPIN: u8 = 1;
+    /// To a service, from beyond an uplink.
+    pub const OUTSIDE: u8 = 2;
+    /// From a backend that is no local endpoint: `src` is the backend, `dst` the client, or this node in its place.
+    pub const REPLY: u8 = 3;
 }
 
 /// Value of `srv_flows`. Changed through the pointer once it is there.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct FlowValue {
-    /// Backend's address; of a hairpin the service's.
+    /// Backend's address; of a hairpin the service's; of a reply the client's.
     pub addr: Addr,
     /// Its port, big endian.
     pub port: [u8; 2],
@@ -264,5 +268,15 @@ pub struct FlowValue {
     pub service: u32,
     /// Second of the last packet.
     pub last_seen: u32,
+    /// Of a reply, the service's address; otherwise zero.
+    pub service_addr: Addr,
+    /// Of a reply, the service's port, big endian.
+    pub service_port: [u8; 2],
+    /// Of a flow from outside to another node, the port that this node speaks from in the client's place, big endian; 0 = the source stays.
+    pub node_port: [u8; 2],
 }
-crate::assert_layout!(FlowValue, 28);
+crate::assert_layout!(FlowValue, 48);
+
+/// Ports that this node speaks from in the place of clients outside, inclusive: beyond what the kernel gives to sockets by itself
+/// (`net.ipv4.ip_local_port_range`, 32768..=60999 unless changed).
+pub const SNAT_PORTS: (u16, u16) = (61_000, 65_535);

@@ -569,6 +569,10 @@ impl Tables for &FakeTables {
         copied(&self.flows.borrow(), key, into)
     }
 
+    fn is_flow(self, key: &FlowKey) -> bool {
+        self.flows.borrow().contains_key(key)
+    }
+
     fn learn_flow(self, key: &FlowKey, value: &FlowValue) {
         if !self.dry.get() {
             self.flows.borrow_mut().insert(*key, *value);

@@ -220,13 +220,17 @@ fn tunnelled<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     go!(parse::ip(f, p));
     go!(trusted(t, p));
     if p.route == to::HOST {
-        f.for_this_host();
-        t.step(trace_step::STACK, 0, 0, 0);
-        p.verdict = Verdict::PASS.0;
-        return Step::DONE;
+        go!(nat::answer_outside(f, t, p));
+        if p.route == to::HOST {
+            f.for_this_host();
+            t.step(trace_step::STACK, 0, 0, 0);
+            p.verdict = Verdict::PASS.0;
+            return Step::DONE;
+        }
+    } else {
+        go!(prepare(f, t, p));
+        go!(track::connection(f, t, p));
     }
-    go!(prepare(f, t, p));
-    go!(track::connection(f, t, p));
     route::forward(f, t, p)
 }
 
@@ -264,8 +268,8 @@ fn trusted<T: Tables>(t: T, p: &mut Packet) -> Step {
 }
 
 /// Destination of a packet from outside: a local endpoint or this host.
-#[inline(always)]
-fn inward<T: Tables>(t: T, p: &mut Packet) -> Step {
+#[inline(never)]
+pub(crate) fn inward<T: Tables>(t: T, p: &mut Packet) -> Step {
     p.address_key = AddressKey { vpc: p.vpc, addr: p.dst };
     let Some(own) = t.address(&p.address_key) else { bail!(UnknownDestination) };
     if own.endpoint != 0 {
@@ -352,11 +356,20 @@ fn arrived<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     let parsed = parse::ip(f, p);
     go!(concerned(f, t, p));
     if p.route != to::LOCAL {
-        return Step::DONE;
+        if parsed != Step::GO || p.vpc == 0 {
+            return Step::DONE;
+        }
+        go!(nat::arrive(f, t, p));
+        if p.route == to::NONE {
+            return Step::DONE;
+        }
+    } else {
+        go!(parsed);
+        go!(prepare(f, t, p));
     }
-    go!(parsed);
-    go!(prepare(f, t, p));
-    go!(track::connection(f, t, p));
+    if p.route == to::LOCAL {
+        go!(track::connection(f, t, p));
+    }
     route::forward(f, t, p)
 }
 
@@ -389,6 +402,31 @@ fn concerned<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
 
 /// TCX egress of an uplink.
 #[inline(always)]
-pub fn to_uplink<F: Frame, T: Tables>(_f: F, _t: T, _p: &mut Packet) -> Verdict {
-    Verdict::PASS
+pub fn to_uplink<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict {
+    // Sent here by a program that has judged it.
+    if f.mark() & mark::MASK == mark::JUDGED {
+        f.set_mark(0);
+        return Verdict::PASS;
+    }
+    p.begin(t, hook::TO_UPLINK, direction::EGRESS);
+    let step = leaves(f, t, p);
+    report::finish(f, t, p, step)
+}
+
+/// What this host answers as a service's backend comes from the service.
+#[inline(always)]
+fn leaves<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
+    p.verdict = Verdict::PASS.0;
+    let Some(config) = t.config() else { return Step::DONE };
+    if config.default_vpc == 0
+        || parse::link(f, p) != Step::GO
+        || (p.ethertype != IPV4 && p.ethertype != IPV6)
+        || parse::ip(f, p) != Step::GO
+    {
+        return Step::DONE;
+    }
+    p.vpc = config.default_vpc;
+    p.now = (t.now_ns() / 1_000_000_000) as u32;
+    go!(nat::answer_outside(f, t, p));
+    Step::DONE
 }

@@ -4,41 +4,23 @@
 //! what the client asked for. The frame itself is rewritten last, so whatever is refused before is answered as it came.
 
 use flowloom_bpf_abi::{
-    Addr, DropReason, FlowKey, FlowValue, ServiceKey, ct_timeout, flow_kind, service_scope, trace_step,
+    Addr, DropReason, FlowKey, FlowValue, FragKey, ServiceKey, ct_timeout, flow_kind, hook, service_scope,
+    trace_step,
 };
 
-use crate::frame::Frame;
+use crate::frame::{Frame, Verdict};
 use crate::packet::{Packet, flag, to};
 use crate::parse::{ACK, ETH, ICMP, ICMPV6, IPV4, SCTP, SYN, TCP, UDP};
 use crate::service;
 use crate::sum::{add, fold};
 use crate::tables::Tables;
-use crate::{Step, bail, go, route};
+use crate::{Step, bail, go, guard, hooks, parse, route};
 
 /// Whether the packet is for a service: then its destination is the backend's, and [`flag::NAT_DST`] is set. What belongs to an endpoint's
 /// conversation with itself is sent here.
 #[inline(never)]
 pub(crate) fn meet<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
-    p.flow_key = FlowKey {
-        vpc: p.vpc,
-        src: p.tuple_src,
-        dst: p.dst,
-        sport: p.sport,
-        dport: p.dport,
-        protocol: p.tuple_protocol,
-        kind: flow_kind::FORWARD,
-        pad: [0; 2],
-    };
-    p.query.key = ServiceKey {
-        vpc: p.vpc,
-        addr: p.dst,
-        port: p.dport,
-        protocol: p.tuple_protocol,
-        scope: service_scope::INSIDE,
-    };
-    p.query.client = p.tuple_src;
-    p.query.client_known = 1;
-    p.query.now = p.now;
+    ask(p, flow_kind::FORWARD, service_scope::INSIDE);
     if t.flow(&p.flow_key, &mut p.flow) && holds(t, p) {
         if p.flow.last_seen != p.now {
             t.touch_flow(&p.flow_key, p.now);
@@ -58,14 +40,7 @@ pub(crate) fn meet<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
         if p.tuple_protocol == TCP && (p.tcp_flags & (SYN | ACK) != SYN || p.has(flag::FRAG_LATER)) {
             return Step::reject(DropReason::ServiceConnectionUnknown);
         }
-        p.flow = FlowValue {
-            addr: p.query.backend,
-            port: p.query.port,
-            flags: p.query.flags,
-            service: p.query.record.service,
-            last_seen: p.now,
-        };
-        p.flags |= flag::NEW_FLOW;
+        chosen(p);
     }
     let a = &p.flow.addr.0;
     t.step(
@@ -74,7 +49,58 @@ pub(crate) fn meet<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
         p.query.record.list,
         u32::from_be_bytes([a[12], a[13], a[14], a[15]]),
     );
-    // A device's checksum over SCTP is beyond what can be changed here.
+    go!(towards(p));
+    if p.dst == p.tuple_src && !p.has(flag::ICMP_ERROR) {
+        return to_self(f, t, p);
+    }
+    Step::GO
+}
+
+/// The flow of the packet's tuple.
+#[inline(never)]
+fn key(p: &mut Packet, kind: u8) {
+    p.flow_key = FlowKey {
+        vpc: p.vpc,
+        src: p.tuple_src,
+        dst: p.dst,
+        sport: p.sport,
+        dport: p.dport,
+        protocol: p.tuple_protocol,
+        kind,
+        pad: [0; 2],
+    };
+}
+
+/// What the flow and the question are.
+#[inline(never)]
+fn ask(p: &mut Packet, kind: u8, scope: u8) {
+    key(p, kind);
+    p.query.key = ServiceKey { vpc: p.vpc, addr: p.dst, port: p.dport, protocol: p.tuple_protocol, scope };
+    p.query.client = p.tuple_src;
+    p.query.client_known = 1;
+    p.query.now = p.now;
+}
+
+/// A new flow to the backend of `p.query`.
+#[inline(never)]
+fn chosen(p: &mut Packet) {
+    p.flow = FlowValue {
+        addr: p.query.backend,
+        port: p.query.port,
+        flags: p.query.flags,
+        service: p.query.record.service,
+        last_seen: p.now,
+        service_addr: Addr::ZERO,
+        service_port: [0; 2],
+        node_port: [0; 2],
+    };
+    p.flags |= flag::NEW_FLOW;
+}
+
+/// The destination becomes the flow's backend.
+#[inline(never)]
+fn towards(p: &mut Packet) -> Step {
+    // SCTP's checksum covers the whole packet: more than can be summed up here.
     if p.tuple_protocol == SCTP && p.flow.port != p.dport {
         bail!(ServiceUnsupported);
     }
@@ -84,9 +110,6 @@ pub(crate) fn meet<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     p.dst = p.flow.addr;
     p.dport = p.flow.port;
     p.flags |= flag::NAT_DST;
-    if p.dst == p.tuple_src && !p.has(flag::ICMP_ERROR) {
-        return to_self(f, t, p);
-    }
     Step::GO
 }
 
@@ -137,8 +160,16 @@ fn to_self<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
         bail!(ServiceUnsupported);
     }
     learn(t, p);
-    p.flow =
-        FlowValue { addr: p.nat_addr, port: p.nat_port, flags: 0, service: p.nat_service, last_seen: p.now };
+    p.flow = FlowValue {
+        addr: p.nat_addr,
+        port: p.nat_port,
+        flags: 0,
+        service: p.nat_service,
+        last_seen: p.now,
+        service_addr: Addr::ZERO,
+        service_port: [0; 2],
+        node_port: [0; 2],
+    };
     p.flow_key.dst = gateway;
     p.flow_key.sport = p.dport;
     p.flow_key.dport = p.sport;
@@ -169,6 +200,197 @@ fn answer_to_self<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     route::deliver(f, t, p)
 }
 
+/// What an uplink brings that is for no endpoint. [`Step::GO`]: `p.route` says where it goes, nowhere = it is the host's own affair.
+#[inline(never)]
+pub(crate) fn arrive<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
+    if !tracked(t, p) || (p.has(flag::ICMP_ERROR) && parse::quoted(f, p) != Step::GO) {
+        return Step::GO;
+    }
+    ask(p, flow_kind::OUTSIDE, service_scope::OUTSIDE);
+    if t.flow(&p.flow_key, &mut p.flow) && holds(t, p) {
+        if p.flow.last_seen != p.now {
+            // Written anew with what leads back: both stay as long as either.
+            p.flags |= flag::NEW_FLOW;
+            p.flow.last_seen = p.now;
+        }
+    } else {
+        if p.has(flag::ICMP_ERROR) {
+            return Step::GO;
+        }
+        go!(answer_outside(f, t, p));
+        if p.route == to::DIRECT {
+            return Step::GO;
+        }
+        // What belongs to no flow of a service may belong to a socket of this host.
+        if p.has(flag::FRAG_LATER) || (p.tuple_protocol == TCP && p.tcp_flags & (SYN | ACK) != SYN) {
+            return Step::GO;
+        }
+        p.flow_key.kind = flow_kind::OUTSIDE;
+        let step = service::select(t, &mut p.query);
+        if step != Step::DONE {
+            return step;
+        }
+        chosen(p);
+    }
+    if p.has(flag::FRAG_FIRST) {
+        go!(guard::fragment(t, p));
+    }
+    go!(towards(p));
+    p.address_key.vpc = p.vpc;
+    p.address_key.addr = p.dst;
+    let own = t.address(&p.address_key);
+    if own.is_some_and(|a| a.endpoint != 0) {
+        return hooks::inward(t, p);
+    }
+    if own.is_some() {
+        return to_host(f, t, p);
+    }
+    to_node(t, p)
+}
+
+/// Whether the packet may belong to a flow of a service; its ports are known then.
+#[inline(always)]
+fn tracked<T: Tables>(t: T, p: &mut Packet) -> bool {
+    match p.protocol {
+        TCP | SCTP => {}
+        // Tunnels are this node's own.
+        UDP => {
+            if !p.has(flag::FRAG_LATER) && t.config().is_none_or(|c| c.tunnel_port == p.dport) {
+                return false;
+            }
+        }
+        ICMP | ICMPV6 => return p.has(flag::ICMP_ERROR),
+        _ => return false,
+    }
+    if p.has(flag::FRAG_LATER) {
+        p.frag_key =
+            FragKey { vpc: p.vpc, src: p.src, dst: p.dst, id: p.ident, protocol: p.protocol, pad: [0; 3] };
+        let Some(ports) = t.fragment(&p.frag_key) else { return false };
+        p.sport = ports.sport;
+        p.dport = ports.dport;
+    }
+    true
+}
+
+/// How the answers of a backend that is no local endpoint come: from it, to the packet's source as it will be.
+#[inline(never)]
+fn learn_reply<T: Tables>(t: T, p: &mut Packet) {
+    p.flow_key = FlowKey {
+        vpc: p.vpc,
+        src: p.dst,
+        dst: p.tuple_src,
+        sport: p.dport,
+        dport: p.sport,
+        protocol: p.protocol,
+        kind: flow_kind::REPLY,
+        pad: [0; 2],
+    };
+    p.flow.addr = p.src;
+    p.flow.port = if p.has(flag::SNAT) { p.client_port } else { p.sport };
+    p.flow.service_addr = p.nat_addr;
+    p.flow.service_port = p.nat_port;
+    t.learn_flow(&p.flow_key, &p.flow);
+}
+
+/// This host is the backend: the client stays as it is, and the answer is met where it leaves.
+#[inline(never)]
+fn to_host<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
+    if p.has(flag::NEW_FLOW) && !p.has(flag::ICMP_ERROR) {
+        t.learn_flow(&p.flow_key, &p.flow);
+        learn_reply(t, p);
+    }
+    go!(to_backend(f, p));
+    p.verdict = Verdict::PASS.0;
+    Step::DONE
+}
+
+/// The backend is on another node, or nobody's: this node speaks in the client's place, so that the answer comes back here.
+#[inline(never)]
+fn to_node<T: Tables>(t: T, p: &mut Packet) -> Step {
+    let Some(config) = t.config() else { bail!(NoRoute) };
+    let node = if p.ethertype == IPV4 { config.node4 } else { config.node6 };
+    // An error about the answer's way says nothing about the backend's.
+    if node.is_zero() || p.has(flag::ICMP_ERROR) {
+        bail!(ServiceUnsupported);
+    }
+    p.client_port = p.sport;
+    p.tuple_src = node;
+    p.flags |= flag::SNAT;
+    if p.flow.node_port == [0; 2] && !node_port(t, p) {
+        bail!(ServiceTupleInUse);
+    }
+    p.sport = p.flow.node_port;
+    if p.has(flag::NEW_FLOW) {
+        t.learn_flow(&p.flow_key, &p.flow);
+        learn_reply(t, p);
+    }
+    route::find(t, p);
+    if p.route == to::NOWHERE || p.route == to::GATEWAY {
+        bail!(NoRoute);
+    }
+    if p.route != to::TUNNEL {
+        p.route = to::DIRECT;
+    }
+    Step::GO
+}
+
+/// How many ports are tried.
+const PORT_TRIES: u32 = 8;
+
+/// Chooses a port of this node that no other flow to this backend has.
+#[inline(never)]
+fn node_port<T: Tables>(t: T, p: &mut Packet) -> bool {
+    let (first, last) = flowloom_bpf_abi::SNAT_PORTS;
+    let span = u32::from(last) - u32::from(first) + 1;
+    let mut key = FlowKey {
+        vpc: p.vpc,
+        src: p.dst,
+        dst: p.tuple_src,
+        sport: p.dport,
+        dport: [0; 2],
+        protocol: p.protocol,
+        kind: flow_kind::REPLY,
+        pad: [0; 2],
+    };
+    let mut i = 0;
+    while i < PORT_TRIES {
+        i += 1;
+        let offset = ((u64::from(t.random()) * u64::from(span)) >> 32) as u16;
+        key.dport = first.wrapping_add(offset).to_be_bytes();
+        if !t.is_flow(&key) {
+            p.flow.node_port = key.dport;
+            return true;
+        }
+    }
+    false
+}
+
+/// The answer of a backend to a client outside: it comes from the service, and `p.route` is [`to::DIRECT`] then.
+#[inline(never)]
+pub(crate) fn answer_outside<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
+    if p.has(flag::ICMP_ERROR) || !tracked(t, p) {
+        return Step::GO;
+    }
+    key(p, flow_kind::REPLY);
+    if !t.flow(&p.flow_key, &mut p.flow) {
+        return Step::GO;
+    }
+    if p.flow.last_seen != p.now {
+        t.touch_flow(&p.flow_key, p.now);
+    }
+    if p.has(flag::FRAG_FIRST) {
+        go!(guard::fragment(t, p));
+    }
+    go!(address(f, p, SRC, &p.src, &p.flow.service_addr));
+    go!(port(f, p, SRC, p.sport, p.flow.service_port));
+    if p.dst != p.flow.addr {
+        go!(address(f, p, DST, &p.dst, &p.flow.addr));
+    }
+    go!(port(f, p, DST, p.dport, p.flow.port));
+    p.route = to::DIRECT;
+    Step::GO
+}
+
 /// The packet's destination as its sender knows it, for what is answered.
 #[inline(always)]
 pub(crate) fn restore(p: &mut Packet) {
@@ -176,12 +398,18 @@ pub(crate) fn restore(p: &mut Packet) {
         p.dst = p.nat_addr;
         p.dport = p.nat_port;
     }
+    if p.has(flag::SNAT) {
+        p.sport = p.client_port;
+    }
 }
 
 /// Whether the source is translated at this hook: where the client is next.
 #[inline(always)]
 fn at_client(p: &Packet) -> bool {
-    p.has(flag::NAT_SRC) && (p.route == to::LOCAL || p.hook == flowloom_bpf_abi::hook::TO_ENDPOINT)
+    p.has(flag::NAT_SRC)
+        && (p.route == to::LOCAL
+            || p.hook == hook::TO_ENDPOINT
+            || (p.has(flag::OUT) && (p.route == to::DIRECT || p.route == to::TUNNEL)))
 }
 
 /// Writes what was translated into the frame.
@@ -201,6 +429,10 @@ fn to_backend<F: Frame>(f: F, p: &Packet) -> Step {
     go!(address(f, p, DST, &p.nat_addr, &p.dst));
     if p.has(flag::ICMP_ERROR) {
         return inner(f, p);
+    }
+    if p.has(flag::SNAT) {
+        go!(address(f, p, SRC, &p.src, &p.tuple_src));
+        go!(port(f, p, SRC, p.client_port, p.sport));
     }
     port(f, p, DST, p.nat_port, p.dport)
 }

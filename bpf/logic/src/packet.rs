@@ -98,6 +98,9 @@ pub struct Packet {
     pub(crate) blame_direction: u8,
     /// Port of `nat_addr`.
     pub(crate) nat_port: [u8; 2],
+    /// Client's own port where [`flag::SNAT`] has changed `sport`.
+    pub(crate) client_port: [u8; 2],
+    pad2: [u8; 2],
 }
 
 /// Scratch for headers: filled by the kernel's copy, so it is not cleared first.
@@ -176,6 +179,10 @@ pub(crate) mod flag {
     pub(crate) const NAT_SRC: u32 = 131_072;
     /// The flow to the service is not remembered yet.
     pub(crate) const NEW_FLOW: u32 = 262_144;
+    /// Goes to a client beyond an uplink.
+    pub(crate) const OUT: u32 = 1_048_576;
+    /// The source becomes this node's.
+    pub(crate) const SNAT: u32 = 2_097_152;
     /// Found half open, but it stands for nothing any more.
     pub(crate) const GONE: u32 = 524_288;
 }

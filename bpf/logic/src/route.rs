@@ -104,6 +104,10 @@ fn nowhere(p: &mut Packet, reason: DropReason) {
 /// Sends a judged packet on.
 #[inline(never)]
 pub(crate) fn forward<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
+    // The stack takes no packet from outside that comes from itself.
+    if p.has(flag::OUT) && p.route == to::STACK {
+        p.route = to::DIRECT;
+    }
     if p.route == to::LOCAL || p.route == to::TUNNEL || p.route == to::DIRECT {
         go!(hop(f, t, p));
         go!(sized(f, t, p));
@@ -245,6 +249,7 @@ fn direct<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     }
     t.step(trace_step::DELIVER, config.uplink_ifindex, 0, 0);
     t.count_traffic(p.src_ep, direction::EGRESS, f.len());
+    f.set_mark(mark::JUDGED);
     p.verdict = f.redirect_neigh(config.uplink_ifindex).0;
     Step::DONE
 }

@@ -92,6 +92,8 @@ pub trait Tables: Copy {
     fn touch_socket(self, key: &SocketKey, second: u32);
     /// Translation of a flow.
     fn flow(self, key: &FlowKey, into: &mut FlowValue) -> bool;
+    /// Whether a flow has a translation.
+    fn is_flow(self, key: &FlowKey) -> bool;
     /// Remembers the translation of a flow.
     fn learn_flow(self, key: &FlowKey, value: &FlowValue);
     /// Sets `last_seen`.

@@ -115,7 +115,7 @@ fn known<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell) -> Step {
         (direction::INGRESS, direction::EGRESS)
     };
     if original {
-        if p.src_ep != 0 && !same_service(p, e) {
+        if (p.src_ep != 0 || p.hook == hook::FROM_UPLINK) && !same_service(p, e) {
             return Step::reject(DropReason::ServiceTupleInUse);
         }
         // The flow was forgotten (its table is smaller), the connection was not.
@@ -126,6 +126,9 @@ fn known<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell) -> Step {
         p.flags |= flag::NAT_SRC;
         p.nat_addr = e.nat_addr();
         p.nat_port = e.nat_port();
+        if e.endpoint(direction::EGRESS) == 0 {
+            p.flags |= flag::OUT;
+        }
     }
     if p.src_ep != 0 {
         go!(side(f, t, p, e, src_side));

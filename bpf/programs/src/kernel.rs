@@ -272,12 +272,12 @@ impl Tables for Kernel {
         find::<_, u32>(map(&maps::SRV_RANGES), key).is_some()
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn affinity(self, key: &AffinityKey, into: &mut AffinityValue) -> bool {
         whole(map(&maps::AFFINITY), key, into)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn learn_affinity(self, key: &AffinityKey, value: &AffinityValue) {
         if !self.dry() {
             put(map(&maps::AFFINITY), key, value, BPF_ANY);
@@ -297,7 +297,7 @@ impl Tables for Kernel {
         get::<_, NetnsRecord>(map(&maps::NETNS), &cookie).copied()
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn socket(self, key: &SocketKey, into: &mut SocketValue) -> bool {
         whole(map(&maps::SOCKETS), key, into)
     }
@@ -317,9 +317,14 @@ impl Tables for Kernel {
         }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn flow(self, key: &FlowKey, into: &mut FlowValue) -> bool {
         whole(map(&maps::SRV_FLOWS), key, into)
+    }
+
+    #[inline(always)]
+    fn is_flow(self, key: &FlowKey) -> bool {
+        find::<_, FlowValue>(map(&maps::SRV_FLOWS), key).is_some()
     }
 
     #[inline(always)]

@@ -231,7 +231,10 @@ impl Core {
             }
         }
         let default_vpc = self.wanted.vpcs.iter().find(|(_, v)| v.default).map_or(0, |(id, _)| id.0);
+        let underlay = self.node_spec.as_ref().map(|spec| spec.underlay.as_slice()).unwrap_or_default();
         let settings = NodeSettings {
+            node4: underlay.iter().find_map(|ip| if let IpAddr::V4(ip) = ip { Some(*ip) } else { None }),
+            node6: underlay.iter().find_map(|ip| if let IpAddr::V6(ip) = ip { Some(*ip) } else { None }),
             overlay_ifindex: self.node.overlay.as_ref().map_or(0, |(_, i)| *i),
             uplink_ifindex: self.node.uplinks.first().map_or(0, |(_, i)| *i),
             overlay_mtu: self.node.overlay_mtu,

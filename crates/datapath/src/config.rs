@@ -1,5 +1,6 @@
 //! What the datapath is told by its owner.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use flowloom_bpf_abi as abi;
@@ -69,6 +70,10 @@ pub struct NodeSettings {
     pub uplink_mtu: u16,
     /// VPC of this host's stack (its VNI); 0 = none.
     pub default_vpc: u32,
+    /// Underlay address, IPv4: what backends on other nodes see in the place of clients outside.
+    pub node4: Option<Ipv4Addr>,
+    /// The same, IPv6.
+    pub node6: Option<Ipv6Addr>,
 }
 
 impl Config {
@@ -93,6 +98,8 @@ impl Config {
             default_vpc: node.default_vpc,
             event_rate: self.event_rate,
             answer_rate: self.answer_rate,
+            node4: node.node4.map_or(abi::Addr::ZERO, |ip| IpAddr::from(ip).into()),
+            node6: node.node6.map_or(abi::Addr::ZERO, |ip| IpAddr::from(ip).into()),
         }
     }
 }
@@ -106,5 +113,7 @@ pub fn node_settings(record: &abi::NodeConfig) -> NodeSettings {
         overlay_mtu: record.overlay_mtu,
         uplink_mtu: record.uplink_mtu,
         default_vpc: record.default_vpc,
+        node4: (!record.node4.is_zero()).then(|| record.node4.v4_octets().into()),
+        node6: (!record.node6.is_zero()).then(|| record.node6.0.into()),
     }
 }

@@ -51,6 +51,32 @@ impl Lab {
         backends: &[SocketAddr],
         change: impl Fn(&mut abi::ServiceRecord),
     ) -> Result<()> {
+        self.serve_scope(service_scope::INSIDE, vpc, at, list, backends, change)
+    }
+
+    /// As [`Self::serve`], for who asks from outside.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn serve_outside(
+        &mut self,
+        vpc: u32,
+        at: SocketAddr,
+        list: u32,
+        backends: &[SocketAddr],
+    ) -> Result<()> {
+        self.serve_scope(service_scope::OUTSIDE, vpc, at, list, backends, |_| ())
+    }
+
+    fn serve_scope(
+        &mut self,
+        scope: u8,
+        vpc: u32,
+        at: SocketAddr,
+        list: u32,
+        backends: &[SocketAddr],
+        change: impl Fn(&mut abi::ServiceRecord),
+    ) -> Result<()> {
         for (index, backend) in (0..).zip(backends) {
             let (addr, port) = (backend.ip().into(), backend.port().to_be_bytes());
             let member = abi::MemberKey { list, addr, port, pad: [0; 2] };
@@ -67,7 +93,8 @@ impl Lab {
                 ..abi::ServiceRecord::default()
             };
             change(&mut record);
-            self.programs.put(map_name::SERVICES, service_key(vpc, at, protocol), record)?;
+            let key = abi::ServiceKey { scope, ..service_key(vpc, at, protocol) };
+            self.programs.put(map_name::SERVICES, key, record)?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use flowloom_bpf_abi::{
     Addr, AffinityKey, BackendKey, BackendRecord, MemberKey, NetnsRecord, RangeKey, ServiceKey,
-    ServiceRecord, service_flags, service_scope,
+    ServiceRecord, backend_flags, service_flags, service_scope,
 };
 
 use super::*;
@@ -624,6 +624,162 @@ fn later_fragments_follow_the_first() {
     assert_eq!(body[2..4], 5353u16.to_be_bytes());
     let sum = checksum(&[&pseudo(ip(false, A), ip(false, B), 17, body.len()), &body]);
     assert_eq!(sum, 0);
+}
+
+// From outside.
+
+const CLIENT: [u8; 4] = [203, 0, 113, 9];
+const NODE: [u8; 4] = [198, 51, 100, 11];
+
+fn node(v6: bool) -> IpAddr {
+    if v6 { [0xfd99, 0, 0, 0, 0, 0, 0, 0x11].into() } else { NODE.into() }
+}
+
+fn client(v6: bool) -> IpAddr {
+    if v6 { [0x2001, 0xdb8, 0, 0, 0, 0, 0, 9].into() } else { CLIENT.into() }
+}
+
+/// The default VPC with a node port 30080 (TCP) and 30053 (UDP) for `backends`, some of which are here.
+fn with_node_port(v6: bool, backends: &[(IpAddr, u16)], local: bool) -> FakeTables {
+    let t = world();
+    let host = AddressRecord { endpoint: 0, flags: address_flags::HOST };
+    t.addresses.borrow_mut().insert(AddressKey { vpc: DEFAULT, addr: addr(node(v6)) }, host);
+    t.set_config(NodeConfig {
+        overlay_ifindex: OVERLAY,
+        uplink_ifindex: UPLINK,
+        overlay_mtu: 1450,
+        uplink_mtu: 1500,
+        tunnel_port: 4789u16.to_be_bytes(),
+        default_vpc: DEFAULT,
+        node4: addr(node(false)),
+        node6: addr(node(true)),
+        ..NodeConfig::default()
+    });
+    for (service, protocol, port) in [(1, 6, 30_080), (2, 17, 30_053)] {
+        let key =
+            ServiceKey { scope: service_scope::OUTSIDE, ..service_key(DEFAULT, node(v6), protocol, port) };
+        serve(&t, key, service, service, backends, |_| ());
+    }
+    if local {
+        t.backends.borrow_mut().values_mut().for_each(|b| b.flags = backend_flags::LOCAL);
+    }
+    t
+}
+
+fn hook_from_uplink(f: &FakeFrame, t: &FakeTables, p: &mut crate::Packet) -> Verdict {
+    crate::from_uplink(f, t, p)
+}
+
+fn hook_to_uplink(f: &FakeFrame, t: &FakeTables, p: &mut crate::Packet) -> Verdict {
+    crate::to_uplink(f, t, p)
+}
+
+fn hook_from_overlay(f: &FakeFrame, t: &FakeTables, p: &mut crate::Packet) -> Verdict {
+    crate::from_overlay(f, t, p)
+}
+
+fn packet(protocol: u8, from: (IpAddr, u16), to: (IpAddr, u16), flags: u8) -> Vec<u8> {
+    let segment = if protocol == 6 { tcp(from, to, flags, b"x") } else { udp(from, to, b"x") };
+    frame(A, &in_ip(from.0, to.0, protocol, 64, &segment))
+}
+
+const CASES: [(bool, u8, u16); 4] =
+    [(false, 6, 30_080), (true, 6, 30_080), (false, 17, 30_053), (true, 17, 30_053)];
+
+#[test]
+fn a_client_outside_reaches_a_local_backend_as_itself() {
+    for (v6, protocol, port) in CASES {
+        let t = with_node_port(v6, &[(ip(v6, A), 8080)], true);
+        for flags in [SYN, ACK] {
+            let data = packet(protocol, (client(v6), 5000), (node(v6), port), flags);
+            let out = run(&t, hook_from_uplink, FakeFrame::new(data, UPLINK));
+            out.delivered_to(DEFAULT, A);
+            assert_eq!(tuple(&out.bytes.data), (client(v6), 5000, ip(v6, A), 8080));
+            let answer = if flags == SYN { SYN | ACK } else { ACK };
+            let out = send(&t, DEFAULT, A, packet(protocol, (ip(v6, A), 8080), (client(v6), 5000), answer));
+            assert_eq!(out.bytes.redirect, Some(Redirect::Neighbour(UPLINK)), "{out:?}");
+            assert_eq!(tuple(&out.bytes.data), (node(v6), port, client(v6), 5000));
+        }
+        // Its policy judges the client.
+        switch(&t, DEFAULT, A, ALLOW, DENY);
+        let data = packet(protocol, (client(v6), 5001), (node(v6), port), SYN);
+        run(&t, hook_from_uplink, FakeFrame::new(data, UPLINK)).dropped("PolicyIngress");
+    }
+}
+
+#[test]
+fn a_backend_of_another_node_sees_this_node_and_its_answer_goes_back_the_same_way() {
+    for (v6, protocol, port) in CASES {
+        let t = with_node_port(v6, &[(ip(v6, REMOTE), 8080)], false);
+        let mut ports = BTreeSet::new();
+        for cport in [5000, 5001] {
+            for flags in [SYN, ACK] {
+                let data = packet(protocol, (client(v6), cport), (node(v6), port), flags);
+                let out = run(&t, hook_from_uplink, FakeFrame::new(data, UPLINK));
+                out.tunnelled(DEFAULT);
+                let (from, nport, to, bport) = tuple(&out.bytes.data);
+                assert_eq!((from, to, bport), (node(v6), ip(v6, REMOTE), 8080));
+                assert!(nport >= flowloom_bpf_abi::SNAT_PORTS.0);
+                ports.insert(nport);
+                let back = packet(protocol, (ip(v6, REMOTE), 8080), (node(v6), nport), SYN | ACK);
+                let f = FakeFrame::new(back, OVERLAY);
+                f.0.borrow_mut().from_tunnel =
+                    Some(crate::TunnelKey { vni: DEFAULT, remote: Addr::v4([198, 51, 100, 12]) });
+                let out = run(&t, hook_from_overlay, f);
+                assert_eq!(out.bytes.redirect, Some(Redirect::Neighbour(UPLINK)), "{out:?}");
+                assert_eq!(tuple(&out.bytes.data), (node(v6), port, client(v6), cport));
+            }
+        }
+        assert_eq!(ports.len(), 2);
+        assert!(t.connections().is_empty());
+        // What no flow stands for is the host's.
+        let stray = packet(protocol, (ip(v6, REMOTE), 8080), (node(v6), 60_999), SYN | ACK);
+        let f = FakeFrame::new(stray.clone(), OVERLAY);
+        f.0.borrow_mut().from_tunnel =
+            Some(crate::TunnelKey { vni: DEFAULT, remote: Addr::v4([198, 51, 100, 12]) });
+        let out = run(&t, hook_from_overlay, f);
+        out.to_stack();
+        assert_eq!(out.bytes.data, stray);
+    }
+}
+
+#[test]
+fn this_host_as_a_backend_answers_in_the_services_name() {
+    for (v6, protocol, port) in CASES {
+        let t = with_node_port(v6, &[(node(v6), 6443)], true);
+        let data = packet(protocol, (client(v6), 5000), (node(v6), port), SYN);
+        let out = run(&t, hook_from_uplink, FakeFrame::new(data, UPLINK));
+        out.to_stack();
+        assert_eq!(tuple(&out.bytes.data), (client(v6), 5000, node(v6), 6443));
+        let answer = packet(protocol, (node(v6), 6443), (client(v6), 5000), SYN | ACK);
+        let out = run(&t, hook_to_uplink, FakeFrame::new(answer, UPLINK));
+        out.to_stack();
+        assert_eq!(tuple(&out.bytes.data), (node(v6), port, client(v6), 5000));
+        // Another connection of the same server is its own.
+        let other = packet(protocol, (node(v6), 6443), (client(v6), 5001), SYN | ACK);
+        let out = run(&t, hook_to_uplink, FakeFrame::new(other.clone(), UPLINK));
+        out.to_stack();
+        assert_eq!(out.bytes.data, other);
+    }
+}
+
+#[test]
+fn a_node_port_without_backends_answers_and_other_ports_are_the_hosts() {
+    let t = with_node_port(false, &[], false);
+    let data = packet(6, (client(false), 5000), (node(false), 30_080), SYN);
+    let out = run(&t, hook_from_uplink, FakeFrame::new(data, UPLINK));
+    assert_eq!(
+        (out.reasons.as_slice(), out.bytes.redirect),
+        (&["ServiceNoBackend"][..], Some(Redirect::Out(UPLINK)))
+    );
+    assert_eq!(tuple(&out.bytes.data), (node(false), 30_080, client(false), 5000));
+    for (protocol, port, flags) in [(6, 22, SYN), (6, 30_080, ACK), (17, 4789, 0), (17, 53, 0)] {
+        let data = packet(protocol, (client(false), 5000), (node(false), port), flags);
+        let out = run(&t, hook_from_uplink, FakeFrame::new(data.clone(), UPLINK));
+        out.to_stack();
+        assert_eq!(out.bytes.data, data);
+    }
+    assert!(t.flows.borrow().is_empty());
 }
 
 #[test]

@@ -4,4 +4,5 @@ mod apply;
 mod common;
 mod open;
 mod run;
+mod services;
 mod traffic;

@@ -82,6 +82,7 @@ impl Lab {
             overlay_mtu: 1450,
             uplink_mtu: 1500,
             default_vpc: DEFAULT_VPC,
+            ..NodeSettings::default()
         })?;
         let root = datapath.pin_dir().join("programs");
         let build = fs::read_dir(&root)?.next().context("no programs are pinned")??.path();
