@@ -380,7 +380,7 @@ pub(crate) fn first_state(protocol: u8, tcp: u8) -> (u8, u16) {
 }
 
 /// The key of the packet's tuple: the lower (address, port) first.
-#[inline(never)]
+#[inline(always)]
 pub(crate) fn key(p: &mut Packet) {
     let src = u128::from_be_bytes(p.tuple_src.0);
     let dst = u128::from_be_bytes(p.dst.0);
@@ -404,7 +404,7 @@ pub(crate) fn key(p: &mut Packet) {
 }
 
 /// Counts the packet on its entry and moves its state on; a first reply makes it an established connection.
-#[inline(never)]
+#[inline(always)]
 pub(crate) fn touch<T: Tables>(t: T, p: &mut Packet, e: &CtCell, bytes: u32) -> Step {
     if t.dry() || p.has(flag::ICMP_ERROR | flag::COUNTED) {
         return Step::GO;

@@ -41,7 +41,7 @@ pub(crate) fn same_prefix(a: &Addr, b: &Addr, bits: u32) -> bool {
 }
 
 /// Whether an address lies in the endpoint's own subnet.
-#[inline(never)]
+#[inline(always)]
 pub(crate) fn on_link(ep: &EndpointRecord, addr: &Addr) -> bool {
     if addr.is_v4() {
         !ep.ip4.is_zero() && same_prefix(addr, &ep.ip4, 96 + u32::from(ep.plen4))

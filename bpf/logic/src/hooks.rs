@@ -22,18 +22,10 @@ pub fn from_endpoint<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict
 
 #[inline(always)]
 fn sent<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
-    go!(sender(f, t, p));
-    // An answer made at `to_endpoint`, on its way to the stack. The kernel clears marks at the border of a namespace.
-    if f.mark() & mark::MASK == mark::ANSWER {
-        f.set_mark(0);
-        p.verdict = Verdict::PASS.0;
-        return Step::DONE;
-    }
-    go!(parse::link(f, p));
+    go!(entrance(f, t, p));
     if p.ethertype == ARP {
         return neighbour::arp(f, t, p);
     }
-    go!(parse::ip(f, p));
     let kind = guard::source(t, p);
     if let Some(step) = kind.refused() {
         return step;
@@ -53,8 +45,21 @@ fn sent<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     route::forward(f, t, p)
 }
 
-/// The endpoint of the hook's device, and its VPC.
+/// Who sends, and all headers. Apart from the hook itself, whose stack everything after it stands on.
 #[inline(never)]
+fn entrance<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
+    go!(sender(f, t, p));
+    // An answer made at `to_endpoint`, on its way to the stack. The kernel clears marks at the border of a namespace.
+    if f.mark() & mark::MASK == mark::ANSWER {
+        f.set_mark(0);
+        p.verdict = Verdict::PASS.0;
+        return Step::DONE;
+    }
+    parse::headers(f, p)
+}
+
+/// The endpoint of the hook's device, and its VPC.
+#[inline(always)]
 fn sender<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     p.now = (t.now_ns() / 1_000_000_000) as u32;
     p.ifindex = f.ifindex();
@@ -216,8 +221,7 @@ pub fn from_overlay<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict 
 #[inline(always)]
 fn tunnelled<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     go!(outside(f, t, p));
-    go!(parse::link(f, p));
-    go!(parse::ip(f, p));
+    go!(unwrapped(f, p));
     go!(trusted(t, p));
     if p.route == to::HOST {
         go!(nat::answer_outside(f, t, p));
@@ -232,6 +236,16 @@ fn tunnelled<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
         go!(track::connection(f, t, p));
     }
     route::forward(f, t, p)
+}
+
+/// All headers of what the tunnel carried: IP and nothing else.
+#[inline(never)]
+fn unwrapped<F: Frame>(f: F, p: &mut Packet) -> Step {
+    go!(parse::headers(f, p));
+    if p.ethertype == ARP {
+        bail!(UnsupportedEtherType);
+    }
+    Step::GO
 }
 
 /// The tunnel's key, and the VPC that it names.

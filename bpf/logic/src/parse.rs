@@ -26,9 +26,30 @@ pub(crate) const ACK: u8 = 16;
 /// IPv6 extension headers followed in one packet (RFC 8200 lists six kinds).
 const MAX_EXTENSIONS: u32 = 6;
 
+/// All headers in one piece: a call costs as much as what it does here. Of ARP, the link's only.
+#[inline(always)]
+pub(crate) fn headers<F: Frame>(f: F, p: &mut Packet) -> Step {
+    go!(link_here(f, p));
+    if p.ethertype == IPV4 {
+        go!(ipv4_here(f, p));
+    } else if p.ethertype == IPV6 {
+        go!(ipv6(f, p));
+    } else if p.ethertype == ARP {
+        return Step::GO;
+    } else {
+        bail!(UnsupportedEtherType);
+    }
+    transport_here(f, p)
+}
+
 /// The Ethernet header.
 #[inline(never)]
 pub(crate) fn link<F: Frame>(f: F, p: &mut Packet) -> Step {
+    link_here(f, p)
+}
+
+#[inline(always)]
+fn link_here<F: Frame>(f: F, p: &mut Packet) -> Step {
     let b = p.buf.first::<14>();
     if !f.load(0, b) {
         bail!(Truncated);
@@ -57,6 +78,11 @@ pub(crate) fn ip<F: Frame>(f: F, p: &mut Packet) -> Step {
 
 #[inline(never)]
 fn ipv4<F: Frame>(f: F, p: &mut Packet) -> Step {
+    ipv4_here(f, p)
+}
+
+#[inline(always)]
+fn ipv4_here<F: Frame>(f: F, p: &mut Packet) -> Step {
     let b = p.buf.first::<20>();
     if !f.load(ETH, b) {
         bail!(Truncated);
@@ -205,6 +231,11 @@ fn extensions<F: Frame>(f: F, p: &mut Packet, end: u32) -> Step {
 /// Ports, flags, types. A later fragment has none.
 #[inline(never)]
 pub(crate) fn transport<F: Frame>(f: F, p: &mut Packet) -> Step {
+    transport_here(f, p)
+}
+
+#[inline(always)]
+fn transport_here<F: Frame>(f: F, p: &mut Packet) -> Step {
     if p.has(flag::FRAG_LATER) {
         return Step::GO;
     }

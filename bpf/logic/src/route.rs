@@ -136,7 +136,7 @@ pub(crate) fn forward<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
 }
 
 /// What a router does to a packet that leaves its subnet.
-#[inline(never)]
+#[inline(always)]
 fn hop<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     if p.src_ep != 0 && t.endpoint(p.src_ep).is_some_and(|ep| on_link(ep, &p.dst)) {
         return Step::GO;
@@ -196,7 +196,7 @@ fn sized<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
 }
 
 /// Hands the packet to the local endpoint `p.dst_ep`.
-#[inline(never)]
+#[inline(always)]
 pub(crate) fn deliver<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     let Some(ep) = t.endpoint(p.dst_ep) else { bail!(UnknownDestination) };
     if ep.flags & endpoint_flags::VALID == 0 {

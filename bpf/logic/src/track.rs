@@ -214,7 +214,7 @@ fn stack_mode(p: &mut Packet) -> Step {
 }
 
 /// One endpoint's own side of an entry: its decision when current, else a new one for the original tuple.
-#[inline(never)]
+#[inline(always)]
 fn side<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell, side: u8) -> Step {
     let id = p.blame;
     let Some(ep) = t.endpoint(id) else { bail!(UnknownEndpoint) };
