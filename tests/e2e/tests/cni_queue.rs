@@ -140,3 +140,54 @@ fn an_unreadable_entry_is_set_aside_told_and_holds_up_nothing() -> Result<()> {
     assert!(shown.contains("unreadable"), "{shown}");
     Ok(())
 }
+
+#[test]
+fn killed_at_every_write_of_a_replay() -> Result<()> {
+    let mut lab = pods::start()?;
+    let runtime = pods::runtime(&lab, "1.0.0")?;
+    let links = pods::links(&lab)?;
+    let mut killed = 0;
+    for n in 1..=200 {
+        let ns = Ns::new("pod")?;
+        runtime.add("pod", &ns)?;
+        lab.agents[0].kill()?;
+        runtime.call("DEL", "pod", &netns_path(&ns))?.success()?;
+        let agent = &mut lab.agents[0];
+        agent.set_variable("FLOWLOOM_TEST_ABORT_AT_WRITE", &n.to_string());
+        agent.start()?;
+        agent.clear_variables();
+        let (client, deadline) = (agent.client(), Instant::now() + WAIT);
+        let dead = loop {
+            if agent.process.as_mut().context("not started")?.status()?.is_some() {
+                break true;
+            }
+            if client
+                .cni_report()
+                .is_ok_and(|r| r.queue.replayed == 1 && client.health().is_ok_and(|h| h.ready))
+            {
+                break false;
+            }
+            anyhow::ensure!(
+                Instant::now() < deadline,
+                "neither died nor finished: {:?}",
+                client.cni_report()
+            );
+            std::thread::yield_now();
+        };
+        if dead {
+            killed += 1;
+            lab.agents[0].restart()?;
+        }
+        until_containers(&lab, &[]);
+        assert_eq!(waiting(&lab)?, 0, "after write {n}");
+        assert_eq!(pods::held(&lab, "pods")?.len(), 0, "after write {n}");
+        assert_eq!(pods::links(&lab)?, links, "after write {n}");
+        assert!(pods::inside(&ns).is_err(), "after write {n}");
+        if !dead {
+            println!("replay: killed before each of {killed} writes");
+            assert!(killed > 0, "nothing was killed: is the agent built with kill-points?");
+            return Ok(());
+        }
+    }
+    anyhow::bail!("a replay needs more than 200 writes")
+}
