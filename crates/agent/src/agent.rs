@@ -1,7 +1,7 @@
 //! Puts the parts together.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use flowloom_datapath::{Config as DatapathConfig, Datapath};
@@ -120,7 +120,7 @@ pub fn run(config: Config) -> Result<()> {
 /// Without a watch the core's safety timer still finds changes; the directory may appear later.
 fn watch_document(config: &Config, handle: &crate::core::Handle) -> Option<notify::RecommendedWatcher> {
     let (handle, path) = (handle.clone(), &config.document);
-    source::watch(path, &config.lock_file(), move || handle.send(Command::Document))
+    source::watch(path, &config.lock_file(), move || handle.send(Command::Document(Instant::now())))
         .inspect_err(|e| tracing::error!(path = %path.display(), error = %e, "the document's directory is not watched"))
         .ok()
 }

@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use flowloom_api::v1::{self, ApiError, ErrorCode};
 use flowloom_compiler::{
-    CompileOptions, CompilerCache, EndpointId, NodePlan, Numbers, RuleId, RuleRef, VpcId,
+    CompileOptions, CompilerCache, EndpointId, NodePlan, Numbers, PolicySlot, RuleId, RuleRef, VpcId,
 };
 use flowloom_datapath::{DeviceInfo, Object, View};
-use flowloom_model::{EndpointKey, Fault, Timestamp, World};
+use flowloom_model::{Edited, EndpointKey, Fault, Timestamp, World};
 use tokio::sync::{oneshot, watch};
 
 use crate::attach::Added;
@@ -25,7 +25,7 @@ use crate::keeper::Keeper;
 use crate::plane::Plane;
 use crate::record::Record;
 use crate::replay::Replays;
-use crate::source::{DocumentFile, Kept, KubernetesWorld, Loaded};
+use crate::source::{DocumentFile, Kept, KubernetesWorld, Loaded, Read};
 use crate::store::{Store, StoreError};
 use crate::wiring::{HostRoute, NodeSpec, NodeState, WireSpec, Wiring};
 
@@ -40,8 +40,8 @@ const SAFETY: Duration = Duration::from_secs(300);
 
 /// What the core is told.
 pub(crate) enum Command {
-    /// Something happened in the document's directory.
-    Document,
+    /// Something happened in the document's directory, noticed at that time.
+    Document(Instant),
     /// Links or addresses of the node changed.
     Network(Vec<NetworkChange>),
     /// The sweeper finished a round.
@@ -78,7 +78,7 @@ pub(crate) struct Handle {
 impl std::fmt::Debug for Command {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Document => "Document",
+            Self::Document(_) => "Document",
             Self::Network(_) => "Network",
             Self::Swept(_) => "Swept",
             Self::Kubernetes(_) => "Kubernetes",
@@ -195,8 +195,12 @@ pub(crate) struct Core {
     /// What Kubernetes says, where it is asked.
     pub(crate) kubernetes: Option<KubernetesWorld>,
     pub(crate) document: Option<Document>,
-    /// The last good document of a life before this one, and what it said.
-    kept: Option<(Kept, Loaded)>,
+    /// [`Loaded::digest`] of the document that is kept for the next life; none until it was looked at.
+    kept: Option<String>,
+    /// When the change that is under way was noticed.
+    pub(crate) noticed: Option<Instant>,
+    /// From there until it was in force, for the last one.
+    pub(crate) applied_us: u64,
     pub(crate) records: BTreeMap<EndpointKey, Record>,
     /// Attachments between the parts of their DEL.
     pub(crate) leaving: BTreeSet<EndpointKey>,
@@ -227,6 +231,10 @@ pub(crate) struct Core {
     pub(crate) settle_at: Option<Instant>,
     /// Endpoints of the document by address, for events.
     pub(crate) address_names: Arc<HashMap<(u32, IpAddr), EndpointKey>>,
+    /// The document in force that is not kept yet, by its digest.
+    unkept: Option<String>,
+    /// Slots that nothing in force names any more.
+    pub(crate) unused_slots: BTreeSet<PolicySlot>,
     pub(crate) node_spec: Option<NodeSpec>,
     pub(crate) node: NodeState,
     pub(crate) routes: Option<BTreeSet<HostRoute>>,
@@ -244,7 +252,8 @@ pub(crate) struct Core {
     pub(crate) born: v1::Moment,
     pub(crate) started_ms: u64,
     pub(crate) events: Arc<EventLog>,
-    pub(crate) named_generation: u64,
+    /// `address_names` are of another document.
+    pub(crate) moved: bool,
     /// Rules whose names `rule_names` holds.
     pub(crate) named_rules: BTreeMap<RuleId, RuleRef>,
     pub(crate) rule_names: Arc<BTreeMap<u32, String>>,
@@ -288,11 +297,6 @@ impl Core {
         for e in &damaged {
             tracing::error!(error = %e, "an endpoint's record is left out");
         }
-        let kept = store.read::<Kept>(KEPT).unwrap_or_default().and_then(|k| {
-            let loaded =
-                k.load().inspect_err(|e| tracing::warn!(error = %e, "the kept document is of no use"));
-            Some((k, loaded.ok()?))
-        });
         let health = Arc::new(Mutex::new(v1::Health {
             ready: false,
             node: config.node.to_string(),
@@ -318,7 +322,9 @@ impl Core {
             document_error: String::new(),
             kubernetes: config.kubernetes.enabled.then(KubernetesWorld::default),
             document: None,
-            kept,
+            kept: None,
+            noticed: None,
+            applied_us: 0,
             records: records.into_iter().map(|r| (r.key.clone(), r)).collect(),
             leaving: BTreeSet::new(),
             ipam: Ipam::default(),
@@ -337,6 +343,8 @@ impl Core {
             unsettled: BTreeSet::new(),
             settle_at: None,
             address_names: Arc::default(),
+            unkept: None,
+            unused_slots: BTreeSet::new(),
             node_spec: None,
             node: NodeState::default(),
             routes: None,
@@ -353,7 +361,7 @@ impl Core {
             born: store.clock()?,
             started_ms: now_ms(),
             events,
-            named_generation: 0,
+            moved: true,
             named_rules: BTreeMap::new(),
             rule_names: Arc::default(),
             backoff: Backoff::new(Duration::from_millis(200), Duration::from_secs(60)),
@@ -375,6 +383,15 @@ impl Core {
             let until =
                 |at: Option<Instant>| at.map_or(SAFETY, |at| at.saturating_duration_since(Instant::now()));
             let (retry, settle) = (until(self.retry_at), until(self.settle_at));
+            match self.commands.try_recv() {
+                Ok(command) => {
+                    self.take(command);
+                    continue;
+                }
+                Err(TryRecvError::Disconnected) => return,
+                Err(TryRecvError::Empty) if self.tidy() => continue,
+                Err(TryRecvError::Empty) => {}
+            }
             match self.commands.recv_timeout(retry.min(settle).min(SAFETY)) {
                 Ok(command) => self.take(command),
                 Err(RecvTimeoutError::Timeout) if settle < retry => self.settle_one(),
@@ -382,6 +399,7 @@ impl Core {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
+        while self.tidy() {}
     }
 
     /// Takes a command, and with it everything that needs no more than the same look at the world.
@@ -391,7 +409,10 @@ impl Core {
         let mut next = Some(first);
         while let Some(command) = next {
             match command {
-                Command::Document => document = true,
+                Command::Document(at) => {
+                    document = true;
+                    self.noticed.get_or_insert(at);
+                }
                 Command::Network(changes) => network.extend(changes),
                 Command::Swept(status) => self.swept(status),
                 Command::Kubernetes(update) => kubernetes.push(*update),
@@ -423,8 +444,23 @@ impl Core {
         }
         if document {
             self.reload();
+            self.noticed = None;
         }
         self.refresh_stale();
+    }
+
+    /// One thing that nobody waits for; whether there was one.
+    pub(crate) fn tidy(&mut self) -> bool {
+        if !self.unused_slots.is_empty() {
+            self.free_slots();
+        } else if self.file.unprepared() {
+            self.file.prepare();
+        } else if let Some(document) = self.unkept.take() {
+            self.keep(&document);
+        } else {
+            return false;
+        }
+        true
     }
 
     fn timer(&mut self) {
@@ -441,11 +477,15 @@ impl Core {
         }
     }
 
+    /// The last good document of a life before this one.
+    fn kept_document(&self) -> Option<Loaded> {
+        let kept = self.store.read::<Kept>(KEPT).unwrap_or_default()?;
+        kept.load().inspect_err(|e| tracing::warn!(error = %e, "the kept document is of no use")).ok()
+    }
+
     /// Reads the document when it changed, and makes it so.
     pub(crate) fn reload(&mut self) {
-        let last_good =
-            self.document.as_ref().map(|d| &d.world).or(self.kept.as_ref().map(|(_, k)| &k.world));
-        match self.file.load(last_good) {
+        match self.file.load(self.document.as_mut().map(|d| &mut d.world)) {
             None => {}
             // A cluster's node needs no document. One that vanishes is another matter: the last good one stays.
             Some(Err(_))
@@ -461,14 +501,25 @@ impl Core {
                     tracing::error!(error = %e, "the document is not in force; the last good one stays");
                 }
                 self.document_error = e;
-                match &self.kept {
-                    // The last good one of a life before this one.
-                    Some((_, kept)) if self.document.is_none() => self.enforce(kept.clone(), false),
-                    _ => self.publish(),
+                match self.document.is_none().then(|| self.kept_document()).flatten() {
+                    Some(kept) => self.enforce(kept, false),
+                    None => self.publish(),
                 }
             }
-            Some(Ok(loaded)) => {
+            Some(Ok(Read::Edited(edited, digest))) => {
                 self.document_error.clear();
+                self.edit(&edited, digest);
+            }
+            Some(Ok(Read::Whole(mut loaded))) => {
+                self.document_error.clear();
+                // What is not right is as it was before, and that another life of the agent knew.
+                if self.document.is_none()
+                    && !loaded.self_contained
+                    && let Some(kept) = self.kept_document()
+                    && let Some(Ok(again)) = self.file.again(&kept.world)
+                {
+                    loaded = again;
+                }
                 self.enforce(loaded, true);
             }
         }
@@ -486,25 +537,46 @@ impl Core {
             digest: loaded.digest,
         });
         self.rebuild_world();
+        self.moved = true;
         self.pass();
         if from_file {
-            self.keep();
+            self.unkept = self.document.as_ref().map(|d| d.digest.clone());
         }
     }
 
-    /// Keeps the document for the next life of the agent.
-    fn keep(&mut self) {
-        let (Some(document), Some(contents)) = (&self.document, self.file.contents()) else { return };
-        if self.applied_digest != document.digest || self.kept.as_ref().is_some_and(|(c, _)| *c == contents) {
+    /// The same after a small edit, which `document.world` has already: what did not change is not looked at.
+    fn edit(&mut self, edited: &Edited, digest: String) {
+        let Some(document) = &mut self.document else { return };
+        document.generation += 1;
+        document.loaded_ms = now_ms();
+        document.digest.clone_from(&digest);
+        if self.kubernetes.is_some() {
+            // What it says of the same names is put together anew.
+            self.rebuild_world();
+            self.moved = true;
+            self.pass();
+        } else {
+            self.follow_edit(edited);
+            self.pass_over((!edited.rules).then_some(&edited.endpoints));
+        }
+        self.unkept = Some(digest);
+    }
+
+    /// Keeps the document for the next life of the agent, once it is in force.
+    fn keep(&mut self, digest: &str) {
+        if self.applied_digest != digest {
             return;
         }
-        if let Err(e) = self.store.write(KEPT, &contents) {
-            tracing::warn!(error = %e, "the last good document is not kept for a restart");
-            return;
+        if self.kept.is_none() {
+            self.kept = self.store.read::<Kept>(KEPT).ok().flatten().map(|kept| kept.digest());
         }
-        let loaded = Loaded { world: World::default(), faults: Vec::new(), digest: document.digest.clone() };
-        // Only compared from here on: the document in force is the last good one.
-        self.kept = Some((contents, loaded));
+        let Some(contents) = self.file.contents().filter(|_| self.kept.as_deref() != Some(digest)) else {
+            return;
+        };
+        match self.store.write(KEPT, &contents) {
+            Ok(()) => self.kept = Some(digest.to_owned()),
+            Err(e) => tracing::warn!(error = %e, "the last good document is not kept for a restart"),
+        }
     }
 
     pub(crate) fn network_changed(&mut self, changes: &[NetworkChange]) {

@@ -166,6 +166,18 @@ impl Ipam {
         }
     }
 
+    /// Released addresses of a pool that rest, with the seconds that are left.
+    pub(crate) fn cooling(
+        &self,
+        vpc: &VpcName,
+        subnet: &SubnetName,
+        family: Family,
+        now: Timestamp,
+    ) -> Vec<(IpAddr, u64)> {
+        let pool = self.pools.get(&(vpc.clone(), subnet.clone(), family));
+        pool.map_or_else(Vec::new, |pool| pool.cooling(now).collect())
+    }
+
     /// Counts of a pool; `None` when this node allocates nothing there.
     #[must_use]
     pub(crate) fn stats(&self, vpc: &VpcName, subnet: &SubnetName, family: Family) -> Option<PoolStats> {

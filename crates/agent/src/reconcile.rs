@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowloom_compiler::{EndpointPlan, NodePlan, VpcId, compile_endpoints, compile_with, diff};
+use flowloom_compiler::{EndpointPlan, NodePlan, Op, VpcId, compile_endpoints, compile_with, diff};
 use flowloom_datapath::{ApplyReport, DeviceInfo, NodeSettings, Object};
-use flowloom_model::{Attachment, DEFAULT_VPC, EndpointKey, World};
+use flowloom_model::{Attachment, DEFAULT_VPC, Edited, Endpoint, EndpointKey, World};
 use ipnet::IpNet;
 
 use crate::core::{Core, Retired};
@@ -41,6 +41,31 @@ impl Core {
         self.world = world;
     }
 
+    /// As [`Self::rebuild_world`], when nothing of the document but this changed.
+    pub(crate) fn follow_edit(&mut self, edited: &Edited) {
+        let Some(document) = &self.document else { return };
+        let place = |e: &Arc<Endpoint>| (e.subnet.clone(), e.ips.clone());
+        let mut moved = false;
+        for key in &edited.endpoints {
+            let attachment = self.records.get(key).filter(|r| !self.leaving.contains(&r.key));
+            let attached = || self.endpoint_of(attachment?).map(Arc::new);
+            let new = document.world.endpoints.get(key).cloned().or_else(attached);
+            moved |= self.world.endpoints.get(key).map(place) != new.as_ref().map(place);
+            match new {
+                Some(endpoint) => self.world.endpoints.insert(key.clone(), endpoint),
+                None => self.world.endpoints.remove(key),
+            };
+        }
+        if edited.rules {
+            self.world.security_groups.clone_from(&document.world.security_groups);
+            self.world.cidr_groups.clone_from(&document.world.cidr_groups);
+        }
+        if moved {
+            self.ipam.follow(&document.world, &self.config.node, self.records.values());
+            self.moved = true;
+        }
+    }
+
     /// Compiles the world as it is now.
     pub(crate) fn compile(&mut self) -> NodePlan {
         let compilation =
@@ -60,6 +85,11 @@ impl Core {
 
     /// Makes the node what the world says. Never fails: errors stay with their objects and are tried again.
     pub(crate) fn pass(&mut self) {
+        self.pass_over(None);
+    }
+
+    /// The same, when nothing but these endpoints came, went or changed since the last one.
+    pub(crate) fn pass_over(&mut self, only: Option<&BTreeSet<EndpointKey>>) {
         if !self.sources_spoke() {
             return;
         }
@@ -67,14 +97,20 @@ impl Core {
         self.last.errors.clear();
         self.retry_at = None;
         let first = self.applied_generation == 0;
+        let only = only.filter(|_| !first && !self.unsure && self.node_spec.is_some());
         if first {
             self.forget_lost_attachments();
         }
         self.replay();
-        self.wanted = self.compile();
+        self.wanted = match only {
+            Some(only) => self.compile_some(only),
+            None => self.compile(),
+        };
         if self.store_numbers() {
-            self.node_duties();
-            self.wire_wanted();
+            if only.is_none() {
+                self.node_duties();
+            }
+            self.wire_wanted(only);
             let plan = self.effective_plan();
             let clean = self.put_in_force(plan);
             if clean {
@@ -90,6 +126,9 @@ impl Core {
             if judged && let Some(document) = &self.document {
                 self.applied_generation = document.generation;
                 self.applied_digest.clone_from(&document.digest);
+                if let Some(noticed) = self.noticed.take() {
+                    self.applied_us = u64::try_from(noticed.elapsed().as_micros()).unwrap_or(u64::MAX);
+                }
             }
         }
         self.finish(start, writes_before);
@@ -126,6 +165,8 @@ impl Core {
     pub(crate) fn put_in_force(&mut self, plan: NodePlan) -> bool {
         self.refused = None;
         let report = if self.unsure {
+            // It finds slots that nobody needs by itself.
+            self.unused_slots.clear();
             match self.plane.sync(&plan) {
                 Ok(report) => report,
                 Err(e) => {
@@ -134,7 +175,16 @@ impl Core {
                 }
             }
         } else {
-            let ops = diff(&self.plan, &plan);
+            let mut ops = diff(&self.plan, &plan);
+            // The kernel waits a grace period for each change of the table of slots: whoever waits for this plan waits once.
+            ops.retain(|op| match op {
+                Op::FreeSlots(slots) => {
+                    self.unused_slots.extend(slots);
+                    false
+                }
+                _ => true,
+            });
+            self.unused_slots.retain(|slot| !plan.policies.contains_key(slot));
             if ops.is_empty() { ApplyReport::default() } else { self.plane.apply(&ops) }
         };
         let clean = report.is_clean();
@@ -175,6 +225,21 @@ impl Core {
             self.retired.push_back(Retired { since: Instant::now(), epoch, endpoints: gone });
         }
         clean
+    }
+
+    /// Gives back the slots that [`Self::put_in_force`] left.
+    pub(crate) fn free_slots(&mut self) {
+        let slots: Vec<_> = std::mem::take(&mut self.unused_slots).into_iter().collect();
+        if self.unsure || slots.is_empty() {
+            return;
+        }
+        for failure in self.plane.apply(&[Op::FreeSlots(slots)]).failures {
+            self.note_error(format!("{}: {}", failure.object, failure.error));
+            self.unsure = true;
+        }
+        if self.unsure && self.retry_at.is_none() {
+            self.retry_at = Some(Instant::now() + self.backoff.pause());
+        }
     }
 
     /// Whether the last [`Self::put_in_force`] left this endpoint as planned, whatever it left of others.
@@ -283,10 +348,13 @@ impl Core {
         })
     }
 
-    /// Devices of every local endpoint that the plan wants and that has none, or one that is not right.
-    fn wire_wanted(&mut self) {
-        self.wiring_errors.clear();
-        let wanted: Vec<EndpointPlan> = self.wanted.endpoints.values().cloned().collect();
+    /// Devices of every local endpoint that the plan wants and that has none, or one that is not right; of `only` and those that
+    /// failed before, when the others are known to be as they were.
+    fn wire_wanted(&mut self, only: Option<&BTreeSet<EndpointKey>>) {
+        let failed = std::mem::take(&mut self.wiring_errors);
+        let look = |key: &EndpointKey| only.is_none_or(|only| only.contains(key) || failed.contains_key(key));
+        let wanted: Vec<EndpointPlan> =
+            self.wanted.endpoints.values().filter(|plan| look(&plan.key)).cloned().collect();
         for plan in wanted {
             if let Err(e) = self.ensure_wired(&plan) {
                 tracing::warn!(endpoint = %plan.key, error = %e, "not wired");
@@ -495,13 +563,11 @@ impl Core {
     }
 
     pub(crate) fn publish_names(&mut self) {
-        let generation = self.document.as_ref().map_or(0, |d| d.generation);
         let vnis: BTreeMap<&str, u32> =
             self.wanted.vpcs.iter().map(|(id, v)| (v.name.as_str(), id.0)).collect();
-        if self.named_generation != generation {
+        if std::mem::take(&mut self.moved) {
             self.address_names =
                 Arc::new(self.document.as_ref().map_or_else(HashMap::new, |d| addresses(&d.world, &vnis)));
-            self.named_generation = generation;
         }
         let attached = self
             .records

@@ -135,6 +135,7 @@ impl Core {
                 applied_generation: self.applied_generation,
                 loaded_ms: self.document.as_ref().map_or(0, |d| d.loaded_ms),
                 applied_digest: self.applied_digest.clone(),
+                applied_us: self.applied_us,
                 error: self.document_error.clone(),
             },
             reconcile: v1::ReconcileStatus {
@@ -318,7 +319,14 @@ impl Core {
             for cidr in &subnet.cidrs {
                 let family = Family::of_net(cidr);
                 let stats = self.ipam.stats(&subnet.vpc, &subnet.name, family);
-                let used = self.used_addresses(&subnet.vpc, cidr);
+                let mut used = self.used_addresses(&subnet.vpc, cidr);
+                let resting = self.ipam.cooling(&subnet.vpc, &subnet.name, family, Self::now());
+                used.extend(resting.into_iter().map(|(address, seconds)| v1::IpamAddress {
+                    address,
+                    endpoint: String::new(),
+                    attachment: String::new(),
+                    cooling_ms: Some(seconds * 1000),
+                }));
                 if stats.is_none() && used.is_empty() {
                     continue;
                 }

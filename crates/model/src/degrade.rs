@@ -21,6 +21,8 @@ pub struct Loaded {
     pub world: World,
     /// What is wrong with the rest.
     pub faults: Vec<Fault>,
+    /// Nothing is wrong, and the world follows from document and lock alone, whatever was in force before.
+    pub self_contained: bool,
 }
 
 /// Reads a document for an agent: completed from the lock, never allocated for, with the bad objects degraded. `last_good` is the world in force.
@@ -45,15 +47,19 @@ pub fn load(
         }
     };
     let (mut world, mut waiting) = complete(&draft.world, &lock);
-    if let (false, Some(old)) = (waiting.is_empty(), last_good) {
+    let alone = waiting.is_empty();
+    if let (false, Some(old)) = (alone, last_good) {
         // A lock that is late, or lost, takes no address away from what runs.
         (world, waiting) = complete(&world, &Lock::of(old));
     }
     let mut faults = draft.faults;
     faults.extend(waiting);
     faults.extend(validate(&world));
+    if faults.is_empty() {
+        return Ok(Loaded { world, faults, self_contained: alone });
+    }
     let degraded = degrade(&world, faults, last_good);
-    Ok(Loaded { world: degraded.world, faults: degraded.faults })
+    Ok(Loaded { world: degraded.world, faults: degraded.faults, self_contained: false })
 }
 
 /// Takes the faulty objects out of a world. Those that `last_good` has stay in that version as long as it fits; where two objects conflict and one of

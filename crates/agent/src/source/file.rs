@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use flowloom_model::{Fault, Format, World};
+use flowloom_model::{Basis, Edited, Fault, Format, World};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +28,13 @@ impl Kept {
     }
 }
 
+impl Kept {
+    /// Names the contents, as [`Loaded::digest`] does.
+    pub(crate) fn digest(&self) -> String {
+        flowloom_api::v1::digest(self.document.as_bytes(), self.lock.as_deref().map(str::as_bytes))
+    }
+}
+
 /// A document that is in force.
 #[derive(Clone, Debug)]
 pub(crate) struct Loaded {
@@ -37,6 +44,17 @@ pub(crate) struct Loaded {
     pub faults: Vec<Fault>,
     /// Names the contents of both files (`flowloom_api::v1::digest`).
     pub digest: String,
+    /// The world follows from the two files alone.
+    pub self_contained: bool,
+}
+
+/// What came of reading.
+#[derive(Debug)]
+pub(crate) enum Read {
+    /// A document.
+    Whole(Loaded),
+    /// The world in force was changed to what the document says now; the digest is of both files.
+    Edited(Edited, String),
 }
 
 impl Loaded {
@@ -55,7 +73,32 @@ pub(crate) struct DocumentFile {
     path: PathBuf,
     lock: PathBuf,
     /// Contents of the last attempt.
-    seen: Option<(Vec<u8>, Option<Vec<u8>>)>,
+    seen: Option<Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    document: Text,
+    lock: Option<Vec<u8>>,
+}
+
+#[derive(Debug)]
+enum Text {
+    /// Ready for small edits.
+    Basis(Basis),
+    /// Can be made so.
+    Right(Vec<u8>),
+    /// Only read whole.
+    Other(Vec<u8>),
+}
+
+impl Text {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Basis(basis) => basis.text(),
+            Self::Right(bytes) | Self::Other(bytes) => bytes,
+        }
+    }
 }
 
 impl DocumentFile {
@@ -67,20 +110,51 @@ impl DocumentFile {
 
     /// The contents of the last attempt.
     pub(crate) fn contents(&self) -> Option<Kept> {
-        let (document, lock) = self.seen.as_ref()?;
+        let Seen { document, lock } = self.seen.as_ref()?;
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
         let lock = match lock {
             Some(bytes) => Some(text(bytes)?),
             None => None,
         };
-        Some(Kept { document: text(document)?, lock, json: Format::of_path(&self.path) == Format::Json })
+        Some(Kept { document: text(document.bytes())?, lock, json: self.format() == Format::Json })
     }
 
-    /// `None` when nothing changed since the last call. `last_good` is the world in force.
+    fn format(&self) -> Format {
+        Format::of_path(&self.path)
+    }
+
+    /// Makes the next small edit cheap; in a quiet moment.
+    pub(crate) fn prepare(&mut self) {
+        let Some(seen) = &mut self.seen else { return };
+        if let Text::Right(bytes) = &mut seen.document {
+            let bytes = std::mem::take(bytes);
+            seen.document = Basis::new(bytes).map_or_else(Text::Other, Text::Basis);
+        }
+    }
+
+    /// Whether the last attempt was an edit.
+    #[cfg(test)]
+    pub(crate) fn edited(&self) -> bool {
+        matches!(&self.seen, Some(Seen { document: Text::Basis(_), .. }))
+    }
+
+    /// Whether [`Self::prepare`] has something to do.
+    pub(crate) fn unprepared(&self) -> bool {
+        matches!(&self.seen, Some(Seen { document: Text::Right(_), .. }))
+    }
+
+    /// Reads the contents of the last attempt again, where another world is the last good one.
+    pub(crate) fn again(&mut self, last_good: &World) -> Option<Result<Loaded, String>> {
+        let format = self.format();
+        let Seen { document, lock } = self.seen.as_ref()?;
+        Some(read(document.bytes(), lock.as_deref(), format, Some(last_good)))
+    }
+
+    /// `None` when nothing changed since the last call. `in_force` is what came of the last call that succeeded.
     ///
     /// # Errors
     /// Why the file as a whole cannot be used; the caller keeps what it has.
-    pub(crate) fn load(&mut self, last_good: Option<&World>) -> Option<Result<Loaded, String>> {
+    pub(crate) fn load(&mut self, mut in_force: Option<&mut World>) -> Option<Result<Read, String>> {
         let document = match fs::read(&self.path) {
             Ok(bytes) => bytes,
             Err(e) => {
@@ -93,13 +167,28 @@ impl DocumentFile {
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,
             Err(e) => return Some(Err(format!("{} cannot be read: {e}", self.lock.display()))),
         };
-        let now = (document, lock);
-        if self.seen.as_ref() == Some(&now) {
+        if self.seen.as_ref().is_some_and(|s| s.lock == lock && s.document.bytes() == document) {
             return None;
         }
-        let result = read(&now.0, now.1.as_deref(), Format::of_path(&self.path), last_good);
-        self.seen = Some(now);
-        Some(result.map_err(|e| format!("{}: {e}", self.path.display())))
+        let mut document = document;
+        if let (Some(Seen { document: Text::Basis(basis), lock: held }), Some(world)) =
+            (&mut self.seen, in_force.as_deref_mut())
+            && *held == lock
+        {
+            match basis.edit(document, world) {
+                Ok(edited) => {
+                    let digest = flowloom_api::v1::digest(basis.text(), held.as_deref());
+                    return Some(Ok(Read::Edited(edited, digest)));
+                }
+                Err(text) => document = text,
+            }
+        }
+        let format = self.format();
+        let result = read(&document, lock.as_deref(), format, in_force.as_deref());
+        let right = format == Format::Json && result.as_ref().is_ok_and(|l| l.self_contained);
+        let document = if right { Text::Right(document) } else { Text::Other(document) };
+        self.seen = Some(Seen { document, lock });
+        Some(result.map(Read::Whole).map_err(|e| format!("{}: {e}", self.path.display())))
     }
 }
 
@@ -117,7 +206,8 @@ fn read(
     };
     let loaded = flowloom_model::load(document, format, lock, last_good).map_err(one_line)?;
     let digest = flowloom_api::v1::digest(document, lock);
-    Ok(Loaded { world: loaded.world, faults: loaded.faults, digest })
+    let self_contained = loaded.self_contained;
+    Ok(Loaded { world: loaded.world, faults: loaded.faults, digest, self_contained })
 }
 
 /// Calls `changed` after something happened to the document or its lock. The directory is watched: editors and config
@@ -175,7 +265,7 @@ mod tests {
         let mut file = DocumentFile::new(&path, &dir.path().join("d.yaml.lock.yaml"));
         assert!(file.load(None).unwrap().unwrap_err().contains("d.yaml"));
         fs::write(&path, SMALL).unwrap();
-        let loaded = file.load(None).unwrap().unwrap();
+        let Read::Whole(loaded) = file.load(None).unwrap().unwrap() else { panic!() };
         assert!(loaded.world.vpcs.contains_key(&"red".parse().unwrap()));
         assert!(file.load(None).is_none());
         fs::write(&path, "version: [").unwrap();

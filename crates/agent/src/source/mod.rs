@@ -5,5 +5,5 @@ mod file;
 mod kubernetes;
 
 pub(crate) use cluster::start;
-pub(crate) use file::{DocumentFile, Kept, Loaded, watch};
+pub(crate) use file::{DocumentFile, Kept, Loaded, Read, watch};
 pub(crate) use kubernetes::{KubernetesWorld, await_pod};

@@ -21,6 +21,7 @@ use crate::store::Store;
 /// One node's outside world; agents come and go on it.
 struct Node {
     dir: tempfile::TempDir,
+    file: &'static str,
     net: FakeNet,
     plane: FakePlane,
 }
@@ -50,8 +51,12 @@ endpoints:
 
 impl Node {
     fn new(document: Option<&str>) -> Self {
-        let node =
-            Self { dir: tempfile::tempdir().unwrap(), net: FakeNet::default(), plane: FakePlane::default() };
+        Self::with("net.yaml", document)
+    }
+
+    fn with(file: &'static str, document: Option<&str>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Self { dir, file, net: FakeNet::default(), plane: FakePlane::default() };
         if let Some(text) = document {
             node.write(text);
         }
@@ -59,7 +64,7 @@ impl Node {
     }
 
     fn path(&self) -> PathBuf {
-        self.dir.path().join("net.yaml")
+        self.dir.path().join(self.file)
     }
 
     fn write(&self, text: &str) {
@@ -79,6 +84,7 @@ impl Node {
         };
         let (mut core, _handle) = Core::new(config, outside, Arc::new(EventLog::new(8))).unwrap();
         core.reload();
+        while core.tidy() {}
         core
     }
 
@@ -202,6 +208,100 @@ fn the_last_good_document_survives_a_restart() {
     let mut core = node.agent();
     assert_eq!((node.writes(), node.state()), before);
     assert!(core.status().degraded.iter().any(|d| d.name == "red/a"));
+}
+
+const JSON: &str = r#"{"version":1,"nodes":[{"name":"n1","address":"192.0.2.1"},{"name":"n2","address":"192.0.2.2"}],
+"vpcs":[{"name":"red","vni":7}],"subnets":[{"name":"s","vpc":"red","cidr":"10.0.0.0/24"},
+{"name":"pods","vpc":"default","cidr":"10.244.0.0/24","node":"n1"}],
+"security_groups":[{"name":"web","vpc":"red","rules":[{"id":"r","priority":5,"direction":"ingress","protocol":"tcp","action":"allow","remote_endpoint_selector":{"role":"client"}}]}],
+"endpoints":[{"name":"a","vpc":"red","subnet":"s","node":"n1","ip":"10.0.0.2","security_groups":["web"]},
+{"name":"b","vpc":"red","subnet":"s","node":"n1","ip":"10.0.0.3","labels":{"role":"client"}},
+{"name":"c","vpc":"red","subnet":"s","node":"n2","ip":"10.0.0.4"}]}"#;
+
+#[test]
+fn a_small_edit_leads_where_the_whole_document_leads() {
+    let node = Node::with("net.json", Some(JSON));
+    let mut core = node.agent();
+    core.cni_add(&add("c1")).unwrap();
+    let mut text = JSON.to_owned();
+    for (from, to, writes) in [
+        (r#""ip":"10.0.0.4""#, r#""ip":"10.0.0.4","labels":{"role":"client"}"#, true),
+        (r#"{"role":"client"}}]}]"#, r#"{"role":"server"}}]}]"#, true),
+        (r#""priority":5"#, r#""priority":6"#, true),
+        (r#""ip":"10.0.0.3","#, r#""ip":"10.0.0.9","#, true),
+        // The datapath knows it by its address.
+        (r#""name":"c""#, r#""name":"d""#, false),
+        (
+            r#",
+{"name":"b","vpc":"red","subnet":"s","node":"n1","ip":"10.0.0.9","labels":{"role":"client"}}"#,
+            "",
+            true,
+        ),
+        // Says the same in other words.
+        (r#""ip":"10.0.0.4","#, r#""ip" : "10.0.0.4","#, false),
+    ] {
+        assert!(text.contains(from), "{from}");
+        text = text.replacen(from, to, 1);
+        let (before, generation) = (node.writes(), core.document.as_ref().unwrap().generation);
+        node.write(&text);
+        core.reload();
+        assert!(core.file.edited(), "{to} was read whole");
+        while core.tidy() {}
+        assert_eq!(node.writes() != before, writes, "{to}");
+        assert_eq!(core.document.as_ref().unwrap().generation, generation + 1);
+        assert_eq!(core.applied_digest, core.document.as_ref().unwrap().digest);
+        // What is wanted now, worked out from the start.
+        let (edited, names) = (core.world.clone(), core.address_names.clone());
+        let fresh = Node::with("net.json", Some(&text));
+        assert_eq!(core.document.as_ref().unwrap().world, fresh.agent().world);
+        core.rebuild_world();
+        assert_eq!(core.world, edited);
+        core.moved = true;
+        let before = node.writes();
+        core.pass();
+        assert_eq!((node.writes(), core.address_names.clone()), (before, names), "{to}");
+        let slots = |state: &KernelState| state.policies.len();
+        assert_eq!(slots(&node.state()), core.plan.policies.len());
+    }
+    // A fault is found, and the document read whole.
+    node.write(&text.replacen(r#""ip" : "10.0.0.4""#, r#""ip":"10.0.0.2""#, 1));
+    core.reload();
+    assert!(!core.file.edited());
+    assert_eq!(core.status().degraded.len(), 1);
+}
+
+#[test]
+fn a_rule_change_frees_old_slots_after_it_is_in_force() {
+    let node = Node::with("net.json", Some(JSON));
+    let mut core = node.agent();
+    let slots = node.state().policies.len();
+    let toggle = |core: &mut Core, priority: &str| {
+        node.write(&JSON.replacen(r#""priority":5"#, priority, 1));
+        core.reload();
+    };
+    toggle(&mut core, r#""priority":6"#);
+    assert_eq!((core.unused_slots.len(), node.state().policies.len()), (1, slots + 1));
+    // Back before anybody tidied up: what is in force again is not freed.
+    toggle(&mut core, r#""priority":5"#);
+    while core.tidy() {}
+    assert_eq!(node.state().policies.len(), slots);
+    assert!(node.state().policies.keys().all(|slot| core.plan.policies.keys().any(|p| p.0 == *slot)));
+    let before = node.writes();
+    core.pass();
+    assert_eq!(node.writes(), before);
+}
+
+#[test]
+fn a_released_address_is_shown_while_it_rests() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    core.cni_add(&add("c1")).unwrap();
+    core.cni_del(&del("c1")).unwrap();
+    let report = core.ipam_report();
+    let pool = report.pools.iter().find(|p| p.allocates).unwrap();
+    let resting: Vec<_> =
+        pool.used.iter().filter_map(|a| Some((a.endpoint.as_str(), a.cooling_ms?))).collect();
+    assert!(matches!(resting[..], [("", 1..=60_000)]), "{resting:?}");
 }
 
 #[test]

@@ -228,6 +228,13 @@ impl<O: Ord + Clone + fmt::Display> AddressPool<O> {
         self.holders.iter().map(|(&x, o)| (self.family.address(x), o))
     }
 
+    /// Released addresses that others go before, with the seconds they rest still.
+    pub fn cooling(&self, now: Timestamp) -> impl Iterator<Item = (IpAddr, u64)> {
+        let left = move |at: Timestamp| COOL_DOWN.saturating_sub(now.seconds_since(at));
+        let resting = self.cooling.iter().map(move |(&x, &at)| (self.family.address(x), left(at)));
+        resting.filter(|(ip, left)| *left > 0 && !self.bars(*ip))
+    }
+
     /// Counts.
     #[must_use]
     pub fn stats(&self) -> PoolStats {

@@ -3,6 +3,7 @@
 //! Reading goes in two steps: an untyped tree (`tree`), then typed readers (`objects`, `rules`) that collect faults with path, line, value and suggestion.
 //! `schema` is the one table of fields. An object with a fault is left out of the world, so that what remains is right by itself.
 
+mod edit;
 mod objects;
 mod reader;
 mod rules;
@@ -10,8 +11,12 @@ mod schema;
 mod services;
 mod tree;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::value::RawValue;
+
+pub use self::edit::{Basis, Edited};
 use self::reader::{Fields, Path, Reader};
 pub(crate) use self::rules::MAX_PRIORITY;
 pub use self::schema::{Field, SHAPES, Shape, Support};
@@ -126,17 +131,33 @@ impl Draft {
     }
 }
 
+/// Lists of objects.
+const KINDS: [&str; 7] =
+    ["nodes", "vpcs", "subnets", "endpoints", "security_groups", "cidr_groups", "load_balancers"];
+
 /// Reads what can be read.
 pub(crate) fn read(bytes: &[u8], format: Format) -> Result<Draft, Fault> {
+    if format == Format::Json
+        && let Some(split) = tree::split(bytes, &KINDS)
+        && let Some(draft) = draft(&split.tree, &split.lists)
+    {
+        return Ok(draft);
+    }
     let tree = tree::read(bytes, format)?;
     if tree.node == Value::Null {
         let message = "the document is empty: it needs at least version: 1";
         return Err(Fault::new(Reason::MissingField, "version", "", message));
     }
+    Ok(draft(&tree, &BTreeMap::new()).unwrap_or_default())
+}
+
+/// Reads the objects. `None` when one of `lists`, which are items that are not read yet, is no JSON: never without them.
+fn draft(tree: &Tree, lists: &BTreeMap<String, Vec<&RawValue>>) -> Option<Draft> {
     let mut r = Reader::default();
     let mut draft = Draft::default();
-    if let Some(fields) = r.fields(&Path::Root, &tree, &schema::DOCUMENT) {
-        version(&mut r, &fields);
+    if let Some(fields) = r.fields(&Path::Root, tree, &schema::DOCUMENT) {
+        let fields = Objects { fields, lists };
+        version(&mut r, &fields.fields);
         let d = &mut draft;
         kind(
             &mut r,
@@ -148,7 +169,7 @@ pub(crate) fn read(bytes: &[u8], format: Format) -> Result<Draft, Fault> {
             |w, v| {
                 w.nodes.insert(v.name.clone(), v);
             },
-        );
+        )?;
         kind(
             &mut r,
             d,
@@ -159,11 +180,11 @@ pub(crate) fn read(bytes: &[u8], format: Format) -> Result<Draft, Fault> {
             |w, v| {
                 w.vpcs.insert(v.name.clone(), v);
             },
-        );
+        )?;
         let id = |v: &crate::Subnet| ObjectRef::Subnet(v.vpc.clone(), v.name.clone());
         kind(&mut r, d, &fields, "subnets", objects::subnet, id, |w, v| {
             w.subnets.insert((v.vpc.clone(), v.name.clone()), v);
-        });
+        })?;
         kind(
             &mut r,
             d,
@@ -174,23 +195,23 @@ pub(crate) fn read(bytes: &[u8], format: Format) -> Result<Draft, Fault> {
             |w, v| {
                 w.endpoints.insert(v.key(), v.into());
             },
-        );
+        )?;
         let id = |v: &crate::SecurityGroup| ObjectRef::SecurityGroup(v.vpc.clone(), v.name.clone());
         kind(&mut r, d, &fields, "security_groups", rules::security_group, id, |w, v| {
             w.security_groups.insert((v.vpc.clone(), v.name.clone()), v);
-        });
+        })?;
         let id = |v: &crate::CidrGroup| ObjectRef::CidrGroup(v.vpc.clone(), v.name.clone());
         kind(&mut r, d, &fields, "cidr_groups", objects::cidr_group, id, |w, v| {
             w.cidr_groups.insert((v.vpc.clone(), v.name.clone()), v);
-        });
+        })?;
         let id = |v: &crate::Service| ObjectRef::LoadBalancer(v.vpc.clone(), v.name.clone());
         kind(&mut r, d, &fields, "load_balancers", services::load_balancer, id, |w, v| {
             w.services.insert((v.vpc.clone(), v.name.clone()), v.into());
-        });
+        })?;
     }
     draft.world.add_default_vpc(&draft.bad);
     draft.faults = r.faults;
-    Ok(draft)
+    Some(draft)
 }
 
 fn version(r: &mut Reader, fields: &Fields<'_>) {
@@ -212,17 +233,23 @@ fn version(r: &mut Reader, fields: &Fields<'_>) {
 fn kind<T>(
     r: &mut Reader,
     draft: &mut Draft,
-    fields: &Fields<'_>,
+    document: &Objects<'_>,
     name: &str,
     read: impl Fn(&mut Reader, &Path<'_>, &Tree) -> Option<T>,
     id: impl Fn(&T) -> ObjectRef,
     insert: impl Fn(&mut World, T),
-) {
+) -> Option<()> {
     let path = Path::Root.field(name);
     let mut good: BTreeMap<ObjectRef, T> = BTreeMap::new();
-    let Some(tree) = fields.find_some(name) else { return };
-    let items = r.list(&path, tree);
-    for (i, item) in items.iter().enumerate() {
+    let Some(tree) = document.fields.find_some(name) else { return Some(()) };
+    let whole = r.list(&path, tree);
+    let unread = document.lists.get(name).map_or(&[][..], Vec::as_slice);
+    for i in 0..whole.len() + unread.len() {
+        let item = match (whole.get(i), unread.get(i)) {
+            (Some(tree), _) => Cow::Borrowed(tree),
+            (None, raw) => Cow::Owned(tree::read_json(raw?.get()).ok()?),
+        };
+        let item = item.as_ref();
         let at = path.index(i);
         let before = r.faults.len();
         let object = read(r, &at, item);
@@ -256,6 +283,14 @@ fn kind<T>(
             insert(&mut draft.world, v);
         }
     }
+    Some(())
+}
+
+/// The top of a document.
+struct Objects<'t> {
+    fields: Fields<'t>,
+    /// Items that are not read yet.
+    lists: &'t BTreeMap<String, Vec<&'t RawValue>>,
 }
 
 /// The full name of an object that could not be read otherwise.

@@ -1,10 +1,12 @@
 //! The untyped document: what JSON and YAML have in common, with duplicate keys kept and lines where the parser knows them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 use super::Format;
 use crate::{Fault, Reason};
@@ -81,6 +83,66 @@ pub(crate) fn read(bytes: &[u8], format: Format) -> Result<Tree, Fault> {
         Format::Json => json(text),
         Format::Yaml => yaml(text),
     }
+}
+
+/// A JSON document whose lists of objects are not read yet: item by item, a large document needs little memory.
+pub(crate) struct Split<'t> {
+    /// The document, these lists empty.
+    pub(crate) tree: Tree,
+    /// Their items.
+    pub(crate) lists: BTreeMap<String, Vec<&'t RawValue>>,
+}
+
+/// Splits a JSON document at the lists of the given names. `None` when it has to be read whole, if only to say what is wrong with it.
+pub(crate) fn split<'t>(bytes: &'t [u8], names: &[&str]) -> Option<Split<'t>> {
+    let text = std::str::from_utf8(bytes).ok().filter(|text| text.len() <= MAX_BYTES)?;
+    let fields: RawFields<'t> = serde_json::from_str(text.strip_prefix('\u{feff}').unwrap_or(text)).ok()?;
+    let (mut map, mut lists) = (Vec::new(), BTreeMap::new());
+    for (name, raw) in fields.0 {
+        let node = if names.contains(&name.as_str()) && raw.get().starts_with('[') {
+            if lists.insert(name.clone(), items(raw.get())?).is_some() {
+                return None;
+            }
+            Tree { node: Node::List(Vec::new()), line: None }
+        } else {
+            json(raw.get()).ok()?
+        };
+        map.push((name, node));
+    }
+    Some(Split { tree: Tree { node: Node::Map(map), line: None }, lists })
+}
+
+/// The items of a JSON array.
+pub(crate) fn items(text: &str) -> Option<Vec<&RawValue>> {
+    serde_json::from_str(text).ok()
+}
+
+/// Fields of a JSON object, repeated ones too.
+struct RawFields<'t>(Vec<(String, &'t RawValue)>);
+
+impl<'de> Deserialize<'de> for RawFields<'de> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = RawFields<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut fields = Vec::new();
+                while let Some(field) = map.next_entry()? {
+                    fields.push(field);
+                }
+                Ok(RawFields(fields))
+            }
+        }
+        d.deserialize_map(Fields)
+    }
+}
+
+/// Reads one JSON value.
+pub(crate) fn read_json(text: &str) -> Result<Tree, Fault> {
+    json(text)
 }
 
 fn json(text: &str) -> Result<Tree, Fault> {

@@ -3,10 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::{Checker, limits};
 use crate::ranges::{Family, Ranges, bits};
-use crate::{Attachment, Endpoint, Mac, NodeName, ObjectRef, Reason, Subnet, SubnetName, VpcName};
+use crate::{
+    Attachment, Endpoint, EndpointKey, Mac, NodeName, ObjectRef, Reason, SecurityGroup, Subnet, SubnetName,
+    VpcName, World,
+};
 
 /// What two endpoints cannot both have.
 #[derive(Default)]
@@ -18,6 +22,27 @@ struct Claims<'w> {
     per_node: BTreeMap<&'w NodeName, usize>,
 }
 
+impl Claims<'_> {
+    /// Whether another endpoint wants none of it. Counts it on its node.
+    fn leave_room_for(&mut self, e: &Endpoint) -> bool {
+        if let Some(count) = self.per_node.get_mut(&e.node) {
+            *count += 1;
+            if *count > limits::ENDPOINTS_PER_NODE {
+                return false;
+            }
+        }
+        let wired = match &e.attachment {
+            Attachment::Device { name } => self.devices.contains_key(&(&e.node, name.as_str())),
+            Attachment::Netns { path, interface } => {
+                self.interfaces.contains_key(&(&e.node, path.as_path(), interface.as_str()))
+            }
+            Attachment::Managed | Attachment::Cni => false,
+        };
+        let mac = e.effective_mac().is_some_and(|mac| self.macs.contains_key(&(&e.vpc, mac)));
+        !wired && !mac && !e.ips.iter().any(|ip| self.addresses.contains_key(&(&e.vpc, *ip)))
+    }
+}
+
 /// Per subnet and family, what is excluded or reserved; computed once.
 type Closed<'w> = BTreeMap<(&'w VpcName, &'w SubnetName, Family), Ranges>;
 
@@ -25,46 +50,81 @@ fn reference(e: &Endpoint) -> ObjectRef {
     ObjectRef::Endpoint(e.key())
 }
 
-impl Checker<'_> {
+/// What two endpoints must not share: addresses, MAC, wiring, and room on a node.
+fn claims_of(e: &Endpoint) -> (&[IpAddr], Option<Mac>, &NodeName, &Attachment) {
+    (&e.ips, e.effective_mac(), &e.node, &e.attachment)
+}
+
+/// Whether endpoints that are new in a world without faults bring none into it. `before` is what stood in their place. May say no where the answer is
+/// yes, never the other way round.
+pub(crate) fn endpoints_fit(world: &World, before: &[(EndpointKey, Option<Arc<Endpoint>>)]) -> bool {
+    let pairs: Vec<_> =
+        before.iter().map(|(key, old)| (old.as_deref(), world.endpoints.get(key).map(Arc::as_ref))).collect();
+    let ports = |e: &Endpoint| (e.labels.clone(), e.security_groups.clone(), e.named_ports.clone());
+    let defines = |(old, new): &(Option<&Endpoint>, Option<&Endpoint>)| old.map(ports) != new.map(ports);
+    let vpcs: BTreeSet<&VpcName> =
+        before.iter().zip(&pairs).filter(|(_, pair)| defines(pair)).map(|((key, _), _)| &key.vpc).collect();
+    // Whether someone defines what they name depends on everybody.
+    let named =
+        |g: &SecurityGroup| vpcs.contains(&g.vpc) && g.rules.iter().any(|r| !r.named_ports.is_empty());
+    if world.endpoints.len() > limits::ENDPOINTS || world.security_groups.values().any(named) {
+        return false;
+    }
+    let mut checker = Checker { world, faults: Vec::new() };
+    let (mut claims, mut closed) = (Claims::default(), Closed::new());
+    let mut wanting = BTreeSet::new();
+    for ((key, _), (old, new)) in before.iter().zip(&pairs) {
+        let Some(new) = new else { continue };
+        let object = reference(new);
+        checker.endpoint(new, &object, &mut closed);
+        if old.map(claims_of) != Some(claims_of(new)) {
+            checker.claims(new, &object, &mut claims);
+            wanting.insert(key);
+        }
+    }
+    if !checker.faults.is_empty() {
+        return false;
+    }
+    let mut others = world.endpoints.iter().filter(|(key, _)| !wanting.contains(key));
+    wanting.is_empty() || others.all(|(_, e)| claims.leave_room_for(e))
+}
+
+impl<'w> Checker<'w> {
     pub(super) fn endpoints(&mut self) {
         let world = self.world;
         let mut claims = Claims::default();
         let mut closed = Closed::new();
         for endpoint in world.endpoints.values() {
             let object = reference(endpoint);
-            self.vpc_reference(&object, &endpoint.vpc);
-            self.reference(&object, "node", ObjectRef::Node(endpoint.node.clone()));
-            for group in &endpoint.security_groups {
-                let target = ObjectRef::SecurityGroup(endpoint.vpc.clone(), group.clone());
-                self.reference(&object, "security_groups", target);
-            }
-            let target = ObjectRef::Subnet(endpoint.vpc.clone(), endpoint.subnet.clone());
-            self.reference(&object, "subnet", target);
-            self.one_per_family(&object, "ips", &endpoint.ips);
-            if let Some(subnet) = world.subnets.get(&(endpoint.vpc.clone(), endpoint.subnet.clone())) {
-                for &ip in &endpoint.ips {
-                    self.address(&object, subnet, ip, &mut closed);
-                }
-            }
-            self.named_ports(endpoint, &object);
-            self.at_most(
-                &object,
-                "security_groups",
-                endpoint.security_groups.len(),
-                limits::GROUPS_PER_ENDPOINT,
-            );
-            self.at_most(&object, "labels", endpoint.labels.len(), limits::LABELS_PER_ENDPOINT);
-            self.at_most(
-                &object,
-                "named_ports",
-                endpoint.named_ports.len(),
-                limits::NAMED_PORTS_PER_ENDPOINT,
-            );
+            self.endpoint(endpoint, &object, &mut closed);
             self.claims(endpoint, &object, &mut claims);
         }
     }
 
-    fn address<'w>(&mut self, object: &ObjectRef, subnet: &'w Subnet, ip: IpAddr, closed: &mut Closed<'w>) {
+    /// What can be said of an endpoint without looking at the others.
+    fn endpoint(&mut self, endpoint: &Endpoint, object: &ObjectRef, closed: &mut Closed<'w>) {
+        let world = self.world;
+        self.vpc_reference(object, &endpoint.vpc);
+        self.reference(object, "node", ObjectRef::Node(endpoint.node.clone()));
+        for group in &endpoint.security_groups {
+            let target = ObjectRef::SecurityGroup(endpoint.vpc.clone(), group.clone());
+            self.reference(object, "security_groups", target);
+        }
+        let target = ObjectRef::Subnet(endpoint.vpc.clone(), endpoint.subnet.clone());
+        self.reference(object, "subnet", target);
+        self.one_per_family(object, "ips", &endpoint.ips);
+        if let Some(subnet) = world.subnets.get(&(endpoint.vpc.clone(), endpoint.subnet.clone())) {
+            for &ip in &endpoint.ips {
+                self.address(object, subnet, ip, closed);
+            }
+        }
+        self.named_ports(endpoint, object);
+        self.at_most(object, "security_groups", endpoint.security_groups.len(), limits::GROUPS_PER_ENDPOINT);
+        self.at_most(object, "labels", endpoint.labels.len(), limits::LABELS_PER_ENDPOINT);
+        self.at_most(object, "named_ports", endpoint.named_ports.len(), limits::NAMED_PORTS_PER_ENDPOINT);
+    }
+
+    fn address(&mut self, object: &ObjectRef, subnet: &'w Subnet, ip: IpAddr, closed: &mut Closed<'w>) {
         let family = Family::of(ip);
         let home = ObjectRef::Subnet(subnet.vpc.clone(), subnet.name.clone());
         let Some(net) = subnet.cidr(family) else {
@@ -111,7 +171,7 @@ impl Checker<'_> {
         }
     }
 
-    fn claims<'w>(&mut self, e: &'w Endpoint, object: &ObjectRef, claims: &mut Claims<'w>) {
+    fn claims<'e>(&mut self, e: &'e Endpoint, object: &ObjectRef, claims: &mut Claims<'e>) {
         for &ip in &e.ips {
             if let Some(other) = first_claim(&mut claims.addresses, (&e.vpc, ip), e) {
                 let message = format!("{object} and {} have the same address", reference(other));

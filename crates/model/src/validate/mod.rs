@@ -5,6 +5,8 @@ mod network;
 mod rules;
 mod services;
 
+pub(crate) use self::endpoints::endpoints_fit;
+pub(crate) use self::rules::{cidr_groups_fit, groups_fit};
 use crate::{Fault, ObjectRef, Reason, VpcName, World};
 
 /// Most objects of each kind: what the datapath's maps and a sane document hold.

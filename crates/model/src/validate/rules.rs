@@ -6,32 +6,61 @@ use super::{Checker, limits};
 use crate::document::MAX_PRIORITY;
 use crate::ranges::{Family, covers};
 use crate::{
-    CidrEntry, Direction, Endpoint, GroupName, ObjectRef, Operator, PortName, Protocol, Reason, Remote, Rule,
-    SecurityGroup, Selector, VpcName, World,
+    CidrEntry, CidrGroup, CidrGroupName, Direction, Endpoint, GroupName, ObjectRef, Operator, PortName,
+    Protocol, Reason, Remote, Rule, SecurityGroup, Selector, VpcName, World,
 };
 
 /// Endpoints looked at for named ports of selectors, over the whole world. Past it the check is left out: an unresolved port matches nothing anyway.
 const SELECTOR_WORK: usize = 4_000_000;
 
+/// As [`super::endpoints_fit`], for security groups.
+pub(crate) fn groups_fit<'a>(
+    world: &World,
+    changed: impl Iterator<Item = (&'a (VpcName, GroupName), &'a SecurityGroup)>,
+) -> bool {
+    let mut checker = Checker { world, faults: Vec::new() };
+    let named = |g: &SecurityGroup| g.rules.iter().any(|r| !r.named_ports.is_empty());
+    for (key, before) in changed {
+        let Some(group) = world.security_groups.get(key).filter(|g| !named(g) && !named(before)) else {
+            return false;
+        };
+        checker.security_group(group, None);
+    }
+    checker.faults.is_empty()
+}
+
+/// As [`super::endpoints_fit`], for CIDR groups.
+pub(crate) fn cidr_groups_fit<'a>(
+    world: &World,
+    mut changed: impl Iterator<Item = &'a (VpcName, CidrGroupName)>,
+) -> bool {
+    let mut checker = Checker { world, faults: Vec::new() };
+    changed.all(|key| {
+        world.cidr_groups.get(key).is_some_and(|group| {
+            checker.cidr_group(group);
+            checker.faults.is_empty()
+        })
+    })
+}
+
 impl Checker<'_> {
     pub(super) fn cidr_groups(&mut self) {
         for group in self.world.cidr_groups.values() {
-            let object = ObjectRef::CidrGroup(group.vpc.clone(), group.name.clone());
-            self.vpc_reference(&object, &group.vpc);
-            self.at_most(&object, "entries", group.entries.len(), limits::CIDRS_PER_GROUP);
-            let mut seen = BTreeSet::new();
-            for (i, entry) in group.entries.iter().enumerate() {
-                self.cidr_entry(&object, &format!("entries[{i}]"), entry);
-                if !seen.insert(entry.cidr) {
-                    let message = "is in the group twice; keep one";
-                    self.fault(
-                        Reason::DuplicateName,
-                        &object,
-                        &format!("entries[{i}].cidr"),
-                        entry.cidr,
-                        message,
-                    );
-                }
+            self.cidr_group(group);
+        }
+    }
+
+    fn cidr_group(&mut self, group: &CidrGroup) {
+        let object = ObjectRef::CidrGroup(group.vpc.clone(), group.name.clone());
+        self.vpc_reference(&object, &group.vpc);
+        self.at_most(&object, "entries", group.entries.len(), limits::CIDRS_PER_GROUP);
+        let mut seen = BTreeSet::new();
+        for (i, entry) in group.entries.iter().enumerate() {
+            self.cidr_entry(&object, &format!("entries[{i}]"), entry);
+            if !seen.insert(entry.cidr) {
+                let message = "is in the group twice; keep one";
+                let field = format!("entries[{i}].cidr");
+                self.fault(Reason::DuplicateName, &object, &field, entry.cidr, message);
             }
         }
     }
@@ -54,32 +83,28 @@ impl Checker<'_> {
     pub(super) fn security_groups(&mut self) {
         let mut ports = PortIndex::new(self.world);
         for group in self.world.security_groups.values() {
-            let object = ObjectRef::SecurityGroup(group.vpc.clone(), group.name.clone());
-            self.vpc_reference(&object, &group.vpc);
-            self.at_most(&object, "rules", group.rules.len(), limits::RULES_PER_GROUP);
-            if group.tier > 1 {
-                self.fault(
-                    Reason::OutOfRange,
-                    &object,
-                    "tier",
-                    group.tier,
-                    "must be 0 (platform) or 1 (tenant)",
-                );
+            self.security_group(group, Some(&mut ports));
+        }
+    }
+
+    /// Without `ports`, named ports are not looked up.
+    fn security_group(&mut self, group: &SecurityGroup, mut ports: Option<&mut PortIndex<'_>>) {
+        let object = ObjectRef::SecurityGroup(group.vpc.clone(), group.name.clone());
+        self.vpc_reference(&object, &group.vpc);
+        self.at_most(&object, "rules", group.rules.len(), limits::RULES_PER_GROUP);
+        if group.tier > 1 {
+            self.fault(Reason::OutOfRange, &object, "tier", group.tier, "must be 0 (platform) or 1 (tenant)");
+        }
+        let mut ids = BTreeSet::new();
+        for rule in &group.rules {
+            let field = format!("rules[{}]", rule.id);
+            if !ids.insert(&rule.id) {
+                let message = "two rules of the group have this id";
+                self.fault(Reason::DuplicateName, &object, &field, &rule.id, message);
             }
-            let mut ids = BTreeSet::new();
-            for rule in &group.rules {
-                let field = format!("rules[{}]", rule.id);
-                if !ids.insert(&rule.id) {
-                    self.fault(
-                        Reason::DuplicateName,
-                        &object,
-                        &field,
-                        &rule.id,
-                        "two rules of the group have this id",
-                    );
-                }
-                self.rule(&object, &field, group, rule);
-                self.resolve_named_ports(&object, &field, group, rule, &mut ports);
+            self.rule(&object, &field, group, rule);
+            if let Some(ports) = ports.as_deref_mut() {
+                self.resolve_named_ports(&object, &field, group, rule, ports);
             }
         }
     }
