@@ -195,7 +195,7 @@ pub(crate) struct Core {
     /// What Kubernetes says, where it is asked.
     pub(crate) kubernetes: Option<KubernetesWorld>,
     pub(crate) document: Option<Document>,
-    /// [`Loaded::digest`] of the document that is kept for the next life; none until it was looked at.
+    /// [`Loaded::digest`] of the document that is kept for the next life; empty when there is none, unknown before the first load.
     kept: Option<String>,
     /// When the change that is under way was noticed.
     pub(crate) noticed: Option<Instant>,
@@ -536,6 +536,12 @@ impl Core {
             loaded_ms: now_ms(),
             digest: loaded.digest,
         });
+        if from_file && self.kept.is_none() {
+            // Before anybody hears that the node is ready: what comes after that is a change's own work.
+            self.file.prepare();
+            let kept = self.store.read::<Kept>(KEPT).ok().flatten();
+            self.kept = Some(kept.map(|kept| kept.digest()).unwrap_or_default());
+        }
         self.rebuild_world();
         self.moved = true;
         self.pass();
@@ -564,15 +570,10 @@ impl Core {
 
     /// Keeps the document for the next life of the agent, once it is in force.
     fn keep(&mut self, digest: &str) {
-        if self.applied_digest != digest {
+        if self.applied_digest != digest || self.kept.as_deref() == Some(digest) {
             return;
         }
-        if self.kept.is_none() {
-            self.kept = self.store.read::<Kept>(KEPT).ok().flatten().map(|kept| kept.digest());
-        }
-        let Some(contents) = self.file.contents().filter(|_| self.kept.as_deref() != Some(digest)) else {
-            return;
-        };
+        let Some(contents) = self.file.contents() else { return };
         match self.store.write(KEPT, &contents) {
             Ok(()) => self.kept = Some(digest.to_owned()),
             Err(e) => tracing::warn!(error = %e, "the last good document is not kept for a restart"),

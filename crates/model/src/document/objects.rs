@@ -153,7 +153,7 @@ pub(super) fn endpoint(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<E
     let words = [("always", AllowLocalhost::Always), ("policy", AllowLocalhost::Policy)];
     let allow_localhost =
         r.at(path, &f, "allow_localhost", |r, p, t| r.choice(p, t, &words)).unwrap_or_default();
-    Some(Endpoint {
+    let endpoint = Endpoint {
         vpc: vpc?,
         name: name?,
         subnet: subnet?,
@@ -165,7 +165,8 @@ pub(super) fn endpoint(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<E
         named_ports,
         attachment,
         allow_localhost,
-    })
+    };
+    Some(r.sharing(endpoint))
 }
 
 /// `vpc` of an object that lives in one.

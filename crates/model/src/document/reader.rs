@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use super::schema::{Shape, Support};
 use super::tree::{Node, Tree};
 use crate::fault::nearest;
-use crate::{Fault, NameError, ObjectRef, Reason};
+use crate::{Endpoint, Fault, NameError, NodeName, ObjectRef, Reason, SubnetName, VpcName};
 
 /// Where a value is; built on the stack, turned into text only for a fault.
 #[derive(Clone, Copy)]
@@ -68,9 +68,31 @@ impl<'t> Fields<'t> {
 #[derive(Default)]
 pub(crate) struct Reader {
     pub(crate) faults: Vec<Fault>,
+    vpcs: BTreeSet<VpcName>,
+    subnets: BTreeSet<SubnetName>,
+    nodes: BTreeSet<NodeName>,
+}
+
+/// The name that was read before, so that thousands of objects share its text.
+fn shared<N: Ord + Clone>(known: &mut BTreeSet<N>, name: N) -> N {
+    if let Some(name) = known.get(&name) {
+        return name.clone();
+    }
+    known.insert(name.clone());
+    name
 }
 
 impl Reader {
+    /// An endpoint whose references share their text with those of others.
+    pub(crate) fn sharing(&mut self, endpoint: Endpoint) -> Endpoint {
+        Endpoint {
+            vpc: shared(&mut self.vpcs, endpoint.vpc),
+            subnet: shared(&mut self.subnets, endpoint.subnet),
+            node: shared(&mut self.nodes, endpoint.node),
+            ..endpoint
+        }
+    }
+
     pub(crate) fn fault(
         &mut self,
         code: Reason,
