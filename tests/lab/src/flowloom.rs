@@ -2,18 +2,20 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::addresses::POD_CIDRS;
-use crate::files::{install as install_file, write_private};
+use crate::files::write_private;
 use crate::lab::Lab;
 use crate::supervisor;
+use crate::wait::{self, Hopeless};
 
 const NAMESPACE: &str = "flowloom";
 const AGENT: &str = "flowloom-agent";
 const CONTROLLER: &str = "flowloom-controller";
+const PATIENCE: Duration = Duration::from_secs(90);
 /// Kinds that would start containers of flowloom's images.
 const WORKLOADS: [&str; 2] = ["DaemonSet", "Deployment"];
 
@@ -22,32 +24,48 @@ pub(crate) fn install(lab: &Lab) -> Result<()> {
         let path = lab.options.bin_dir.join(program);
         ensure!(path.exists(), "{} is not built: use `cargo xtask lab up`", path.display());
     }
+    // Agents do without one unless they take Pods from its slices.
     if lab.options.bin_dir.join(CONTROLLER).exists() {
         start_controller(lab)?;
     }
     for node in lab.nodes()? {
-        // The runtime asks for `loopback` by name; ours serves it.
-        let plugin = lab.options.bin_dir.join("flowloom-cni");
-        install_file(&plugin, &node.dir().join("cni-bin/loopback"))?;
         let kubeconfig = node.dir().join("agent.kubeconfig");
         lab.service_account_kubeconfig(NAMESPACE, AGENT, &kubeconfig)?;
-        let cgroup_root = node.cgroup_inside().context("no cgroup v2 hierarchy")?;
+        // What the manifests' ConfigMap says, and where this node differs from a real one.
         let config = json!({
-            "node": node.name(),
-            "cgroup_root": cgroup_root,
-            "routes": "direct",
-            "masquerade": {"enabled": true, "except": POD_CIDRS},
+            "cgroup_root": node.cgroup_inside().context("no cgroup v2 hierarchy")?,
+            "routes": lab.options.routes,
+            "masquerade": {"enabled": true},
             "kubernetes": {"enabled": true, "kubeconfig": kubeconfig},
+            // The agent installs the plugin and, once it can serve, the configuration.
+            "cni": {"conf_dir": "/etc/cni/net.d", "bin_dir": "/opt/cni/bin", "port_mappings": true},
         });
         write_private(&node.dir().join("agent.yaml"), &serde_json::to_string_pretty(&config)?)?;
         node.start_agent()?;
     }
     for node in lab.nodes()? {
-        let plugin = lab.options.bin_dir.join("flowloom-cni").display().to_string();
-        let words = node.exec(&[&plugin, "install", "--wait", "25"])?.success();
-        words.with_context(|| tail(&node.log(AGENT).unwrap_or_default()))?;
+        wait::until(PATIENCE, "the agent's network configuration", || {
+            if let Some(how) = node.ended(AGENT)? {
+                return Err(Hopeless(format!("{}: {AGENT} ended: {how}", node.name())).into());
+            }
+            let configured = fs::read_dir(node.dir().join("cni-conf"))?.flatten().next().is_some();
+            ensure!(configured, "none yet on {}: the agent is not ready", node.name());
+            Ok(())
+        })?;
     }
     Ok(())
+}
+
+/// The ends of the agents' logs, for the error of a start that failed.
+pub(crate) fn last_words(lab: &Lab) -> String {
+    let mut text = String::new();
+    for node in lab.nodes().unwrap_or_default() {
+        let log = node.log(AGENT).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        let tail = lines[lines.len().saturating_sub(6)..].join("\n    ");
+        text += &format!("\n{}: {AGENT} says:\n    {tail}", node.name());
+    }
+    text
 }
 
 fn start_controller(lab: &Lab) -> Result<()> {
@@ -88,9 +106,4 @@ pub(crate) fn apply_manifests(lab: &Lab, dir: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn tail(log: &str) -> String {
-    let lines: Vec<_> = log.lines().collect();
-    lines[lines.len().saturating_sub(10)..].join("\n")
 }

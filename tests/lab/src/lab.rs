@@ -438,6 +438,9 @@ impl Lab {
     /// The ends of the logs of what died, for the error of a failed start.
     fn last_words(&self) -> String {
         let mut text = format!("lab {} did not come up", self.options.name);
+        if self.options.cni == Cni::Flowloom {
+            text += &flowloom::last_words(self);
+        }
         for name in self.member_names() {
             let states = self.member(&name).and_then(|m| supervisor::list(&m.socket())).unwrap_or_default();
             for (service, how) in states.into_iter().filter_map(|(n, s)| Some((n, s.ended?))) {

@@ -36,7 +36,7 @@ pub use images::{BUSYBOX, PAUSE, build as build_images};
 pub use junit::Outcome;
 pub use lab::{Lab, names};
 pub use node::Node;
-pub use options::{Cni, Families, Options, Proxy};
+pub use options::{Cni, Families, Options, Proxy, Routes};
 pub use paths::{own_bin_dir, programs};
 pub use programs::{build as build_programs, check as check_programs};
 pub use report::Record;

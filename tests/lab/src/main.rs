@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use flowloom_lab::conformance::Conformance;
-use flowloom_lab::{Cni, Families, Lab, Options, Proxy, init, member, name_server};
+use flowloom_lab::{Cni, Families, Lab, Options, Proxy, Routes, init, member, name_server};
 
 /// A real Kubernetes cluster on this machine (see docs/lab.md).
 #[derive(Parser)]
@@ -86,7 +86,10 @@ struct Up {
     /// Address families of Pods and Services.
     #[arg(long, value_enum, default_value = "dual")]
     ip: Families,
-    /// Directory of manifests to apply, workloads aside.
+    /// How flowloom reaches other nodes' Pods.
+    #[arg(long, value_enum, default_value = "vxlan")]
+    routes: Routes,
+    /// Directory of manifests to apply, workloads aside; the repository's `deploy/` with flowloom.
     #[arg(long)]
     manifests: Option<PathBuf>,
     /// Load the suites' images and start the cluster's DNS.
@@ -109,6 +112,8 @@ struct Suites {
     cni: Cni,
     #[arg(long, value_enum, default_value = "dual")]
     ip: Families,
+    #[arg(long, value_enum, default_value = "vxlan")]
+    routes: Routes,
     /// Kill the first node's agent every so many seconds and start it again.
     #[arg(long)]
     kill_agent_every: Option<u64>,
@@ -166,6 +171,7 @@ fn bring_up(up: Up) -> Result<()> {
         cni: up.cni,
         proxy,
         families: up.ip,
+        routes: up.routes,
         manifests: up.manifests,
         suites: up.suites,
         // Until it is up: what an interrupted `up` leaves, the next one removes.
@@ -199,6 +205,7 @@ fn conformance(asked: Suites) -> Result<()> {
                 cni: asked.cni,
                 proxy,
                 families: asked.ip,
+                routes: asked.routes,
                 suites: true,
                 owner: Some(std::process::id()),
                 ..Options::new("suites")

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use flowloom_testkit::{Cmd, Output};
 use nix::sys::signal::Signal;
 
@@ -146,6 +146,16 @@ impl<'a> Node<'a> {
     /// When it does not end.
     pub fn restart_agent(&self) -> Result<()> {
         self.restart(AGENT)
+    }
+
+    /// How a service of the node ended; `None` while it runs.
+    ///
+    /// # Errors
+    /// When it was never started.
+    pub fn ended(&self, service: &str) -> Result<Option<String>> {
+        let states = supervisor::list(&self.member.socket())?;
+        let state = states.get(service).with_context(|| format!("{} has no {service}", self.name()))?;
+        Ok(state.ended.clone())
     }
 
     /// What a service of the node has logged.

@@ -37,6 +37,16 @@ pub enum Families {
     Ipv4,
 }
 
+/// How flowloom reaches other nodes' Pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Routes {
+    /// Through the tunnel, as the manifests have it.
+    Vxlan,
+    /// By routes to the nodes' addresses.
+    Direct,
+}
+
 /// Everything `up` takes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Options {
@@ -50,6 +60,8 @@ pub struct Options {
     pub proxy: Proxy,
     /// Address families.
     pub families: Families,
+    /// flowloom's `routes`.
+    pub routes: Routes,
     /// Directory of manifests to apply: namespaces, RBAC, CRDs and the rest, but no workloads. With flowloom, the
     /// repository's `deploy/` unless another is named.
     pub manifests: Option<PathBuf>,
@@ -71,6 +83,7 @@ impl Options {
             cni: Cni::Reference,
             proxy: Proxy::KubeProxy,
             families: Families::Dual,
+            routes: Routes::Vxlan,
             manifests: None,
             suites: false,
             bin_dir: crate::paths::own_bin_dir(),

@@ -1,6 +1,7 @@
-//! The lab itself, with the peer's plugins and kube-proxy: what every other test of Kubernetes stands on.
-//! Needs root, Debian's container runtime (`scripts/setup.sh --k8s`) and `cargo xtask lab build`.
+//! Pods of two nodes and a Service: with the peer's plugins and kube-proxy, which judges the lab itself, and with
+//! flowloom alone. Needs root, Debian's container runtime (`scripts/setup.sh --k8s`) and `cargo xtask lab build`.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -82,15 +83,27 @@ fn answers(lab: &Lab, from: &str, url: &str, times: usize) -> Result<Vec<String>
     Ok(out.lines().map(str::to_owned).collect())
 }
 
-fn leftovers(node: &Node<'_>) -> Result<String> {
-    let script = "ls /run/netns; ls /run/cni-ipam/reference | grep -E '^[0-9a-f]+[.:]'; \
-        ip -br link | grep -o '^veth[^@]*'; ctr -n k8s.io tasks list -q";
-    Ok(node.exec(&["sh", "-c", script])?.stdout)
+/// What a Pod may leave on a node: namespaces, links, tasks, addresses of the reference allocator.
+fn traces(node: &Node<'_>) -> Result<BTreeSet<String>> {
+    let script = "ls /run/netns; ls /run/cni-ipam/reference 2>/dev/null | grep -E '^[0-9a-f]+[.:]'; \
+        ip -br link | cut -d' ' -f1 | cut -d@ -f1 | grep -v '^cni0$'; ctr -n k8s.io tasks list -q";
+    Ok(node.exec(&["sh", "-c", script])?.stdout.lines().map(str::to_owned).collect())
 }
 
 #[test]
-fn pods_of_two_nodes_reach_each_other_and_a_service_and_nothing_is_left() {
-    let lab = Lab::up(options()).unwrap();
+fn the_peer_serves_pods_of_two_nodes_and_leaves_nothing() {
+    serves_pods_of_two_nodes_and_leaves_nothing(options());
+}
+
+#[test]
+fn flowloom_serves_pods_of_two_nodes_without_kube_proxy_and_leaves_nothing() {
+    let options = options().flowloom();
+    let name = format!("w{}", std::process::id());
+    serves_pods_of_two_nodes_and_leaves_nothing(Options { name, ..options });
+}
+
+fn serves_pods_of_two_nodes_and_leaves_nothing(options: Options) {
+    let lab = Lab::up(options).unwrap();
     let name = lab.options().name.clone();
     assert!(names().contains(&name));
 
@@ -102,6 +115,8 @@ fn pods_of_two_nodes_reach_each_other_and_a_service_and_nothing_is_left() {
         assert_eq!(cidrs.len(), POD_CIDRS.len(), "{cidrs:?}");
         assert!(cidrs[0].starts_with("10.71.") && cidrs[1].starts_with("fd71:1:"), "{cidrs:?}");
     }
+
+    let before: Vec<_> = lab.nodes().unwrap().iter().map(|n| traces(n).unwrap()).collect();
 
     lab.kubectl_input(&["apply", "-f", "-"], &WEB.replace("BUSYBOX", BUSYBOX)).unwrap();
     lab.kubectl(&["rollout", "status", "daemonset/web", "--timeout=90s"]).unwrap();
@@ -162,10 +177,10 @@ fn pods_of_two_nodes_reach_each_other_and_a_service_and_nothing_is_left() {
     lab.wait_ready(PATIENCE).unwrap();
 
     lab.kubectl(&["delete", "daemonset/web", "service/web", "--timeout=60s"]).unwrap();
-    for node in lab.nodes().unwrap() {
+    for (node, before) in lab.nodes().unwrap().iter().zip(&before) {
         eventually(PATIENCE, || {
-            let left = leftovers(&node)?;
-            ensure!(left.is_empty(), "{}: {left}", node.name());
+            let left: Vec<_> = traces(node)?.difference(before).cloned().collect();
+            ensure!(left.is_empty(), "{}: {left:?}", node.name());
             Ok(())
         });
     }
