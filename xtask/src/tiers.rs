@@ -148,6 +148,8 @@ pub(crate) fn binaries() -> Result<()> {
             "-p",
             "flowloom-cni",
             "-p",
+            "flowloom-controller",
+            "-p",
             "flowloom",
             // Debug builds may be told to die at a write; release builds (bench, packages) never have it.
             "--features",
