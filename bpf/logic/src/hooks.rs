@@ -224,7 +224,7 @@ fn tunnelled<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     go!(unwrapped(f, p));
     go!(trusted(t, p));
     if p.route == to::HOST {
-        go!(nat::answer_outside(f, t, p));
+        go!(nat::arrive(f, t, p));
         if p.route == to::HOST {
             f.for_this_host();
             t.step(trace_step::STACK, 0, 0, 0);
@@ -233,6 +233,8 @@ fn tunnelled<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
         }
     } else {
         go!(prepare(f, t, p));
+    }
+    if p.route == to::LOCAL {
         go!(track::connection(f, t, p));
     }
     route::forward(f, t, p)
@@ -338,6 +340,7 @@ fn wrap<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     let vpc = config.default_vpc;
     go!(network(t, p, vpc));
     p.src_identity = identity::HOST;
+    go!(nat::answer_outside(f, t, p));
     p.peer_key = PeerKey { prefixlen: PeerKey::FULL_BITS, vpc, addr: p.dst };
     let Some(peer) = t.peer(&p.peer_key) else { bail!(NoRoute) };
     if peer.flags & peer_flags::REMOTE == 0 || peer.tunnel.is_zero() {

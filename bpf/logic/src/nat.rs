@@ -200,7 +200,8 @@ fn answer_to_self<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     route::deliver(f, t, p)
 }
 
-/// What an uplink brings that is for no endpoint. [`Step::GO`]: `p.route` says where it goes, nowhere = it is the host's own affair.
+/// What an uplink or the overlay brings that is for no endpoint. [`Step::GO`]: `p.route` says where it goes; when it is what it was, the packet is
+/// the host's own affair.
 #[inline(never)]
 pub(crate) fn arrive<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     if !tracked(t, p) || (p.has(flag::ICMP_ERROR) && parse::quoted(f, p) != Step::GO) {
@@ -218,7 +219,7 @@ pub(crate) fn arrive<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
             return Step::GO;
         }
         go!(answer_outside(f, t, p));
-        if p.route == to::DIRECT {
+        if p.has(flag::OUT) {
             return Step::GO;
         }
         // What belongs to no flow of a service may belong to a socket of this host.
@@ -365,7 +366,7 @@ fn node_port<T: Tables>(t: T, p: &mut Packet) -> bool {
     false
 }
 
-/// The answer of a backend to a client outside: it comes from the service, and `p.route` is [`to::DIRECT`] then.
+/// The answer of a backend to a client outside: it comes from the service, [`flag::OUT`] and `p.route` say so.
 #[inline(never)]
 pub(crate) fn answer_outside<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     if p.has(flag::ICMP_ERROR) || !tracked(t, p) {
@@ -387,7 +388,15 @@ pub(crate) fn answer_outside<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) ->
         go!(address(f, p, DST, &p.dst, &p.flow.addr));
     }
     go!(port(f, p, DST, p.dport, p.flow.port));
-    p.route = to::DIRECT;
+    p.flags |= flag::OUT;
+    if p.hook == hook::TO_UPLINK || p.hook == hook::TO_OVERLAY {
+        return Step::GO;
+    }
+    p.dst = p.flow.addr;
+    route::find(t, p);
+    if p.route != to::TUNNEL {
+        p.route = to::DIRECT;
+    }
     Step::GO
 }
 

@@ -764,6 +764,49 @@ fn this_host_as_a_backend_answers_in_the_services_name() {
 }
 
 #[test]
+fn a_workload_of_another_node_uses_a_node_port_through_the_tunnel() {
+    let from_overlay = |t: &FakeTables, data| {
+        let f = FakeFrame::new(data, OVERLAY);
+        f.0.borrow_mut().from_tunnel =
+            Some(crate::TunnelKey { vni: DEFAULT, remote: Addr::v4([198, 51, 100, 12]) });
+        run(t, hook_from_overlay, f)
+    };
+    fn hook_to_overlay(f: &FakeFrame, t: &FakeTables, p: &mut crate::Packet) -> Verdict {
+        crate::to_overlay(f, t, p)
+    }
+    for (v6, protocol, port) in CASES {
+        let asked = packet(protocol, (ip(v6, REMOTE), 5000), (node(v6), port), SYN);
+        // A local backend.
+        let t = with_node_port(v6, &[(ip(v6, A), 8080)], true);
+        let out = from_overlay(&t, asked.clone());
+        out.delivered_to(DEFAULT, A);
+        assert_eq!(tuple(&out.bytes.data), (ip(v6, REMOTE), 5000, ip(v6, A), 8080));
+        let answer = packet(protocol, (ip(v6, A), 8080), (ip(v6, REMOTE), 5000), SYN | ACK);
+        let out = send(&t, DEFAULT, A, answer);
+        out.tunnelled(DEFAULT);
+        assert_eq!(tuple(&out.bytes.data), (node(v6), port, ip(v6, REMOTE), 5000));
+        // One on its own node.
+        let t = with_node_port(v6, &[(ip(v6, REMOTE), 8080)], false);
+        let out = from_overlay(&t, asked.clone());
+        out.tunnelled(DEFAULT);
+        let (from, nport, to, _) = tuple(&out.bytes.data);
+        assert_eq!((from, to), (node(v6), ip(v6, REMOTE)));
+        let out = from_overlay(&t, packet(protocol, (ip(v6, REMOTE), 8080), (node(v6), nport), SYN | ACK));
+        out.tunnelled(DEFAULT);
+        assert_eq!(tuple(&out.bytes.data), (node(v6), port, ip(v6, REMOTE), 5000));
+        // This host.
+        let t = with_node_port(v6, &[(node(v6), 6443)], true);
+        let out = from_overlay(&t, asked.clone());
+        out.to_stack();
+        assert_eq!(tuple(&out.bytes.data), (ip(v6, REMOTE), 5000, node(v6), 6443));
+        let answer = packet(protocol, (node(v6), 6443), (ip(v6, REMOTE), 5000), SYN | ACK);
+        let out = run(&t, hook_to_overlay, FakeFrame::new(answer, OVERLAY));
+        out.to_stack();
+        assert_eq!(tuple(&out.bytes.data), (node(v6), port, ip(v6, REMOTE), 5000));
+    }
+}
+
+#[test]
 fn a_node_port_without_backends_answers_and_other_ports_are_the_hosts() {
     let t = with_node_port(false, &[], false);
     let data = packet(6, (client(false), 5000), (node(false), 30_080), SYN);
