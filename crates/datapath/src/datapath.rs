@@ -266,7 +266,7 @@ impl Datapath {
             .try_for_each(|hook| self.links.attach(&self.programs, &mut self.writes, hook, ifindex))
     }
 
-    /// Translates services for the sockets of a cgroup (a directory of a cgroup v2 file system), whatever namespace they are in, as far as
+    /// Translates services for the sockets of a cgroup (a directory of a cgroup v2 file system, or its `unified` below), whatever namespace they are in, as far as
     /// [`Self::bind_netns`] knows their namespaces. What is attached already is left alone; a change of the cgroup moves the programs.
     ///
     /// # Errors

@@ -5,13 +5,17 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flowloom_bpf_abi::hook;
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, FsType, statfs};
 
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::Writes;
 use crate::sys;
+
+/// `CGROUP2_SUPER_MAGIC` of linux/magic.h.
+const CGROUP2: FsType = CGROUP2_SUPER_MAGIC;
 
 /// A system call that a program of ours sees.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -125,6 +129,7 @@ impl SocketPrograms {
 
     /// Runs every program on a cgroup. What is right already is left alone; a link to another cgroup goes once the new one is there.
     pub(crate) fn attach(&self, cgroup: &Path, dir: &Path, writes: &mut Writes) -> Result<()> {
+        let cgroup = &directory(cgroup)?;
         let target = File::open(cgroup).path("opening the cgroup", cgroup)?;
         let id = target.metadata().path("reading the cgroup", cgroup)?.ino();
         for hook in SocketHook::ALL {
@@ -154,6 +159,19 @@ impl SocketPrograms {
             sys::obj_pin(link.as_fd(), &path).path("pinning", &path)?;
         }
         Ok(())
+    }
+}
+
+/// The cgroup v2 directory that is meant: where v1 is in use beside it, its root is mounted below the place that is v2's alone elsewhere.
+fn directory(cgroup: &Path) -> Result<PathBuf> {
+    let is_v2 = |path: &Path| statfs(path).is_ok_and(|fs| fs.filesystem_type() == CGROUP2);
+    let below = cgroup.join("unified");
+    match [cgroup, below.as_path()].into_iter().find(|path| is_v2(path)) {
+        Some(path) => Ok(path.to_owned()),
+        None => Err(Error::Invalid {
+            object: format!("cgroup {}", cgroup.display()),
+            detail: "it is not in a cgroup v2 file system".to_owned(),
+        }),
     }
 }
 
