@@ -1,8 +1,10 @@
 //! Benchmarks against peers in the same run. Rates drift on shared machines; ratios of interleaved runs and CPU time per operation do not.
 
 pub mod cni;
+pub mod measure;
 pub mod node;
 pub mod peers;
+pub mod programs;
 pub mod report;
 pub mod stats;
 pub mod traffic;

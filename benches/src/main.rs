@@ -21,6 +21,9 @@ struct Args {
     /// Run short and compare with the record instead of writing it; a ratio that moved more than 20 % fails.
     #[arg(long)]
     verify: bool,
+    /// Only this part (may be given again): a name that is none lists them.
+    #[arg(long = "part")]
+    parts: Vec<String>,
     /// Where `benchmarks.json` and `benchmarks.md` are.
     #[arg(long, default_value = "docs")]
     docs: PathBuf,
@@ -29,7 +32,7 @@ struct Args {
 fn run(args: &Args) -> Result<bool> {
     let effort = if args.verify { Effort::short() } else { Effort::full() };
     let measures = match args.name {
-        Name::Node => node::bench(effort)?,
+        Name::Node => node::bench(effort, &args.parts)?,
     };
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned();
     let new = Report { kernel, cpus: std::thread::available_parallelism()?.get(), measures };

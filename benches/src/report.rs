@@ -106,7 +106,8 @@ impl Report {
         Ok(())
     }
 
-    /// Measures of `self` that left the recorded ratio by more than `tolerance` (0.2 = 20 %), in the worse direction or the better.
+    /// Measures of `self` that left the recorded ratio by more than `tolerance` (0.2 = 20 %), in the worse direction or the better: the median
+    /// and the whole interval of the run. On a busy machine a short run's median alone wanders that far.
     #[must_use]
     pub fn strays(&self, recorded: &Self, tolerance: f64) -> Vec<String> {
         let mut out = Vec::new();
@@ -120,7 +121,8 @@ impl Report {
                 continue;
             };
             let (Some(now), Some(then)) = (m.ratio, old.ratio) else { continue };
-            if (now / then - 1.0).abs() > tolerance {
+            let [low, high] = m.interval.unwrap_or([now, now]).map(|r| r / then);
+            if (now / then - 1.0).abs() > tolerance && (low > 1.0 + tolerance || high < 1.0 - tolerance) {
                 out.push(format!(
                     "{} {} against {}: ratio {} was {}",
                     m.bench,
@@ -158,7 +160,7 @@ mod tests {
             peer: Some("p".into()),
             peer_value: Some(2.0),
             ratio: Some(ratio),
-            interval: Some([0.4, 0.6]),
+            interval: Some([ratio - 0.05, ratio + 0.05]),
             goal: None,
             met: Some(true),
         }
@@ -172,6 +174,12 @@ mod tests {
         assert!(same.strays(&recorded, 0.2).is_empty());
         assert_eq!(worse.strays(&recorded, 0.2).len(), 1);
         assert_eq!(same.strays(&Report::default(), 0.2).len(), 1);
+        // Its rounds disagree: that says nothing.
+        let noisy = Report {
+            measures: vec![Measure { interval: Some([0.45, 0.9]), ..measure(0.7) }],
+            ..Report::default()
+        };
+        assert!(noisy.strays(&recorded, 0.2).is_empty());
     }
 
     #[test]

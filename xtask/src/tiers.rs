@@ -30,6 +30,9 @@ pub(crate) struct BenchArgs {
     /// Run short and compare with the record; a ratio that moved more than 20 % fails.
     #[arg(long)]
     verify: bool,
+    /// Only this part (may be given again); a name that is none lists them.
+    #[arg(long = "part")]
+    parts: Vec<String>,
 }
 
 type Tier = (&'static str, fn() -> Result<()>);
@@ -129,6 +132,9 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
     let mut command = run::command(&dir.join("flowloom-bench").display().to_string(), &[args.name.as_str()]);
     if args.verify {
         command.arg("--verify");
+    }
+    for part in &args.parts {
+        command.args(["--part", part]);
     }
     run::succeed(command.env("FLOWLOOM_BIN_DIR", dir))
 }
