@@ -219,10 +219,8 @@ impl Context<'_> {
     pub(crate) fn agent(&self, member: &Member) -> Service {
         let program = self.options.bin_dir.join("flowloom-agent").display().to_string();
         let config = member.dir.join("agent.yaml").display().to_string();
-        Service {
-            argv: vec![program, "--config".into(), config],
-            ..service(member, "flowloom-agent", "", &[])
-        }
+        let argv = vec![program, "--config".into(), config, "--node".into(), member.name.clone()];
+        Service { argv, ..service(member, "flowloom-agent", "", &[]) }
     }
 
     /// `flowloom-controller` on the control plane.
