@@ -130,10 +130,15 @@ fn the_programs_accept_their_configuration() {
     let agent = flowloom_agent::config::Config::parse(&format!("node: n1\n{agent}")).unwrap();
     assert!(agent.kubernetes.enabled);
     let taint = agent.kubernetes.startup_taint;
-    assert!(workloads::controller().contains(&format!("key: {taint}")), "the controller runs before the agent is ready");
+    assert!(
+        workloads::controller().contains(&format!("key: {taint}")),
+        "the controller runs before the agent is ready"
+    );
     let paths: BTreeSet<String> = of::<DaemonSet>("DaemonSet")
         .iter()
-        .flat_map(|d| d.spec.as_ref().unwrap().template.spec.as_ref().unwrap().containers[0].volume_mounts.clone())
+        .flat_map(|d| {
+            d.spec.as_ref().unwrap().template.spec.as_ref().unwrap().containers[0].volume_mounts.clone()
+        })
         .flatten()
         .map(|m| m.mount_path)
         .collect();
@@ -146,9 +151,12 @@ fn the_programs_accept_their_configuration() {
 #[test]
 fn the_slices_definition_has_its_rules() {
     let text = serde_json::to_string(&of::<CustomResourceDefinition>("CustomResourceDefinition")).unwrap();
-    for rule in
-        ["self.epoch >= oldSelf.epoch", "w.node < size(self.nodes)", "w.profile < size(self.profiles)", "isIP(i)"]
-    {
+    for rule in [
+        "self.epoch >= oldSelf.epoch",
+        "w.node < size(self.nodes)",
+        "w.profile < size(self.profiles)",
+        "isIP(i)",
+    ] {
         assert!(text.contains(rule), "{rule}");
     }
     assert!(text.contains("\"maxItems\":250") && text.contains("\"scope\":\"Cluster\""));

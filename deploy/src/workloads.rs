@@ -14,6 +14,7 @@ const CONTROLLER_PORT: u16 = 9966;
 pub(crate) const AGENT_CONFIG: &str = "# Every key: docs/agent-config.md. The node's name comes with --node.
 kubernetes:
   enabled: true
+  peers: slices
 cni:
   conf_dir: /etc/cni/net.d
   bin_dir: /opt/cni/bin
@@ -116,7 +117,7 @@ spec:
             seccompProfile: {{type: Unconfined}}
           # No liveness probe: killing an agent that waits for the API server helps nobody.
           readinessProbe:
-            exec: {{command: [/usr/bin/flowloom, status, --quiet]}}
+            exec: {{command: [/usr/bin/flowloom, status, --wait, 3s]}}
             periodSeconds: 10
             timeoutSeconds: 5
           resources:

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use flowloom_api::config::with_suggestion;
 use flowloom_model::NodeName;
 use flowloom_netlink::LinkName;
 use ipnet::IpNet;
@@ -11,7 +12,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// This node's name in the document.
+    /// This node's name in the document; `--node` wins.
+    #[serde(default = "defaults::nameless")]
     pub node: NodeName,
     /// The desired-state document; its lock file lies beside it.
     #[serde(default = "defaults::document")]
@@ -80,6 +82,8 @@ pub struct Kubernetes {
     pub enabled: bool,
     /// Kubeconfig file; empty = the service account of this Pod.
     pub kubeconfig: PathBuf,
+    /// Where Pods of other nodes come from.
+    pub peers: Peers,
     /// Requests per second.
     pub qps: u32,
     /// Requests at once after a quiet time.
@@ -90,11 +94,23 @@ pub struct Kubernetes {
     pub startup_taint: String,
 }
 
+/// Where Pods of other nodes come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Peers {
+    /// Every Pod of the cluster is watched.
+    #[default]
+    Pods,
+    /// From the workload slices of flowloom-controller, which must run.
+    Slices,
+}
+
 impl Default for Kubernetes {
     fn default() -> Self {
         Self {
             enabled: false,
             kubeconfig: PathBuf::new(),
+            peers: Peers::default(),
             qps: 20,
             burst: 40,
             pod_wait_seconds: 5,
@@ -251,8 +267,15 @@ impl Default for Cni {
     }
 }
 
+/// Stands for a name that is not given.
+const NAMELESS: &str = "node-without-a-name";
+
 mod defaults {
     use std::path::PathBuf;
+
+    pub(super) fn nameless() -> flowloom_model::NodeName {
+        flowloom_model::NodeName::new(super::NAMELESS).expect("a constant that is a name")
+    }
 
     pub(super) fn document() -> PathBuf {
         "/etc/flowloom/desired.yaml".into()
@@ -338,9 +361,18 @@ impl Config {
     /// # Errors
     /// What is wrong with it, naming the key and, for unknown ones, the nearest known.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        Self::load_for(path, None)
+    }
+
+    /// The same for a node whose name may stand outside the file, so that one file serves all nodes.
+    ///
+    /// # Errors
+    /// As for [`Self::load`].
+    pub fn load_for(path: &Path, node: Option<NodeName>) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        Self::parse(&text).map_err(|message| ConfigError::Invalid { path: path.to_owned(), message })
+        Self::parse_for(&text, node)
+            .map_err(|message| ConfigError::Invalid { path: path.to_owned(), message })
     }
 
     /// Parses and checks a text.
@@ -348,12 +380,22 @@ impl Config {
     /// # Errors
     /// One line.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let config: Self = serde_saphyr::from_str(text).map_err(|e| with_suggestion(&e.to_string()))?;
+        Self::parse_for(text, None)
+    }
+
+    fn parse_for(text: &str, node: Option<NodeName>) -> Result<Self, String> {
+        let mut config: Self = serde_saphyr::from_str(text).map_err(|e| with_suggestion(&e.to_string()))?;
+        if let Some(node) = node {
+            config.node = node;
+        }
         config.check()?;
         Ok(config)
     }
 
     fn check(&self) -> Result<(), String> {
+        if self.node.as_str() == NAMELESS {
+            return Err("node: missing; name this node here or with --node".into());
+        }
         for (key, path) in [
             ("document", &self.document),
             ("state_dir", &self.state_dir),
@@ -440,52 +482,6 @@ impl Config {
     }
 }
 
-/// Adds the nearest known key to serde's message about an unknown one.
-fn with_suggestion(message: &str) -> String {
-    // The parser's picture of the place follows; line and column say enough.
-    let message = message.lines().next().unwrap_or_default();
-    let message = message.strip_prefix("error: ").unwrap_or(message);
-    let Some((_, rest)) = message.split_once("unknown field") else { return message.to_owned() };
-    let (unknown, expected) = rest.split_once(", expected").unwrap_or((rest, ""));
-    let unknown = unknown.trim().trim_matches('`');
-    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let known: Vec<String> = expected
-        .split(|c| !word(c))
-        .filter(|w| !w.is_empty() && !matches!(*w, "one" | "of" | "or"))
-        .map(str::to_owned)
-        .collect();
-    match nearest(unknown, &known) {
-        Some(near) => format!("{message}; did you mean `{near}`?"),
-        None => message.to_owned(),
-    }
-}
-
-/// The nearest of the known names, when it is near enough to be a slip.
-fn nearest<'a>(name: &str, known: &'a [String]) -> Option<&'a str> {
-    known
-        .iter()
-        .map(|k| (distance(name, k), k.as_str()))
-        .filter(|(d, k)| *d <= 1 + name.len() / 3 || k.starts_with(name) || name.starts_with(*k))
-        .min()
-        .map(|(_, k)| k)
-}
-
-/// Levenshtein distance.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = i;
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let cost = diagonal + usize::from(ca != *cb);
-            diagonal = row[j + 1];
-            row[j + 1] = cost.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -531,6 +527,8 @@ mod tests {
     fn the_smallest_file_gives_every_default() {
         assert_eq!(Config::parse("node: n1\n").unwrap(), Config::for_node("n1".parse().unwrap()));
         assert!(Config::parse("document: /a\n").unwrap_err().contains("node"));
+        let named = Config::parse_for("document: /a\n", Some("n2".parse().unwrap())).unwrap();
+        assert_eq!(named.node.as_str(), "n2");
     }
 
     #[test]

@@ -15,6 +15,9 @@ struct Arguments {
     /// Configuration file (see docs/agent-config.md).
     #[arg(long, global = true, default_value = "/etc/flowloom/agent.yaml")]
     config: PathBuf,
+    /// This node's name; wins over the configuration's `node`.
+    #[arg(long, global = true)]
+    node: Option<flowloom_model::NodeName>,
     /// Read and check the configuration, then end.
     #[arg(long)]
     check_config: bool,
@@ -40,7 +43,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let config = Config::load(&arguments.config)?;
+    let config = Config::load_for(&arguments.config, arguments.node.clone())?;
     let filter = tracing_subscriber::EnvFilter::try_new(&config.log)
         .map_err(|e| anyhow::anyhow!("{}: log: {e}", arguments.config.display()))?;
     if arguments.check_config {

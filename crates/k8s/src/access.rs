@@ -42,7 +42,7 @@ impl Access {
     }
 }
 
-const READ: &[&str] = &["get", "list", "watch"];
+const READ: &[&str] = &["list", "watch"];
 
 const fn cluster(
     group: &'static str,
@@ -90,7 +90,7 @@ pub const AGENT: Account = Account {
             "The start-up taint and the NetworkUnavailable condition of its own node.",
         ),
         cluster(
-            "events.k8s.io",
+            "",
             &["events"],
             &["create", "patch"],
             "Why the network of a Pod cannot be made, told on the Pod.",

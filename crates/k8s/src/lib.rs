@@ -27,9 +27,9 @@ pub use cache::{Cache, Refused};
 pub use client::{Client, ClientError, ClientOptions};
 pub use node::{NodeDuties, PodEvent, Recorder, perform};
 pub use object::*;
-pub use source::{KindStatus, SourceStatus, Update, run};
+pub use source::{KindStatus, Peers, SourceStatus, Update, run, run_with};
 pub use translate::{
-    Changes, Delta, LocalPod, ObjectFault, Options, POD_NAME, POD_NAMESPACE, POD_SERVICE_ACCOUNT, POD_UID,
+    Changes, Delta, Held, LocalPod, ObjectFault, Options, POD_NAME, POD_NAMESPACE, POD_SERVICE_ACCOUNT, POD_UID,
     Translator, host_ports, namespace_label,
 };
 pub use watch::{Happening, Selection, WatchError, follow};

@@ -6,13 +6,15 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use flowloom_model::NodeName;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
+use crate::slices::{Join, Step};
 use crate::translate::Held;
 use crate::watch::{Happening, Selection, follow};
 use crate::{
-    Client, Delta, EndpointSlice, LoadBalancer, Namespace, NetworkPolicy, Node, ObjectFault, ObjectName, Pod,
+    Client, Delta, EndpointSlice, Kind, LoadBalancer, Namespace, NetworkPolicy, Node, ObjectFault, ObjectName, Pod,
     Translator,
 };
 
@@ -66,7 +68,7 @@ impl SourceStatus {
 
     /// Notes that no kind can be watched at all.
     pub fn failed(&self, error: String) {
-        self.with(<Node as crate::Kind>::NAME, |s| {
+        self.with(<Node as Kind>::NAME, |s| {
             s.failures += 1;
             s.error = Some(error);
         });
@@ -87,8 +89,28 @@ enum Said {
 
 type Change = Box<dyn FnOnce(&mut Translator) + Send>;
 
+/// Where Pods of other nodes come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peers {
+    /// Every Pod of the cluster is watched.
+    Pods,
+    /// This node's Pods are watched, the others come from workload slices.
+    Slices,
+}
+
 /// Follows every kind and hands updates to `deliver`, until that returns false.
 pub async fn run(
+    client: Client,
+    translator: Translator,
+    status: SourceStatus,
+    deliver: impl FnMut(Update) -> bool + Send,
+) {
+    run_with(Peers::Pods, client, translator, status, deliver).await;
+}
+
+/// The same, with a choice.
+pub async fn run_with(
+    peers: Peers,
     client: Client,
     mut translator: Translator,
     status: SourceStatus,
@@ -99,7 +121,10 @@ pub async fn run(
     let mut tasks = tokio::task::JoinSet::new();
     follow_kind::<Node>(&mut tasks, &client, &sender);
     follow_kind::<Namespace>(&mut tasks, &client, &sender);
-    follow_kind::<Pod>(&mut tasks, &client, &sender);
+    match peers {
+        Peers::Pods => follow_kind::<Pod>(&mut tasks, &client, &sender),
+        Peers::Slices => follow_slices(&mut tasks, &client, &sender, &translator.options().node),
+    }
     follow_kind::<LoadBalancer>(&mut tasks, &client, &sender);
     follow_kind::<EndpointSlice>(&mut tasks, &client, &sender);
     follow_kind::<NetworkPolicy>(&mut tasks, &client, &sender);
@@ -175,6 +200,56 @@ fn count(translator: &Translator, status: &SourceStatus) {
     of::<LoadBalancer>(translator, status);
     of::<EndpointSlice>(translator, status);
     of::<NetworkPolicy>(translator, status);
+}
+
+/// Own Pods and slices, joined: to the translator they are Pods.
+fn follow_slices(
+    tasks: &mut tokio::task::JoinSet<()>,
+    client: &Client,
+    sender: &mpsc::UnboundedSender<(&'static str, Said)>,
+    node: &NodeName,
+) {
+    let join = Arc::new(Mutex::new(Join::new(node.clone())));
+    let own = Selection { fields: format!("spec.nodeName={node}"), ..Selection::default() };
+    follow_joined(tasks, client, sender, join.clone(), own, Join::local);
+    follow_joined(tasks, client, sender, join, Selection::default(), Join::slices);
+}
+
+fn follow_joined<T: Kind>(
+    tasks: &mut tokio::task::JoinSet<()>,
+    client: &Client,
+    sender: &mpsc::UnboundedSender<(&'static str, Said)>,
+    join: Arc<Mutex<Join>>,
+    selection: Selection,
+    take: fn(&mut Join, Happening<T>) -> Vec<Step>,
+) {
+    let (client, sender) = (client.clone(), sender.clone());
+    let jitter = RandomState::new().hash_one(T::NAME);
+    tasks.spawn(async move {
+        let tell = |happening: Happening<T>| {
+            let first = match &happening {
+                Happening::Failed(e) => {
+                    tracing::warn!(kind = T::NAME, error = %e, "watch interrupted");
+                    Said::Failed(e.to_string())
+                }
+                Happening::Listed(_) => Said::Listed(Box::new(|_| {})),
+                _ => Said::Alive,
+            };
+            // What follows from it goes out in the order in which the two watches spoke.
+            let mut join = join.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut open = sender.send((T::NAME, first)).is_ok();
+            for step in take(&mut join, happening) {
+                let change: Change = match step {
+                    Step::Replace(all) => Box::new(move |t| t.replace::<Pod>(all)),
+                    Step::Put(name, pod) => Box::new(move |t| t.put::<Pod>(&name, pod)),
+                    Step::Gone(name) => Box::new(move |t| t.remove::<Pod>(&name)),
+                };
+                open = sender.send((T::NAME, Said::Changed(change))).is_ok();
+            }
+            open
+        };
+        follow::<T>(&client, &selection, jitter, tell).await;
+    });
 }
 
 fn follow_kind<T: Held>(

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use flowloom_k8s::{Client, ClientOptions, NodeDuties, Options, PodEvent, Recorder, SourceStatus, Translator, perform, run};
+use flowloom_k8s::{Client, ClientOptions, NodeDuties, Options, PodEvent, Recorder, SourceStatus, Translator, perform, run_with};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::Config;
@@ -67,7 +67,11 @@ async fn whole(
     let (own, own_watch) = watch::channel(None);
     tokio::spawn(duties(client.clone(), config.clone(), core.clone(), own_watch));
     tokio::spawn(send_events(Recorder::new(client.clone(), config.node.as_str()), events));
-    run(client, translator, status, move |update| {
+    let peers = match config.kubernetes.peers {
+        crate::config::Peers::Pods => flowloom_k8s::Peers::Pods,
+        crate::config::Peers::Slices => flowloom_k8s::Peers::Slices,
+    };
+    run_with(peers, client, translator, status, move |update| {
         own.send_if_modified(|known: &mut OwnNode| {
             let changed = *known != update.own_node;
             known.clone_from(&update.own_node);

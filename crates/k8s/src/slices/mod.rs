@@ -9,6 +9,7 @@
 //! | placement | a Pod stays where it is; its change rewrites one slice |
 //! | truth | of two slices that name a Pod, the one with the higher (epoch, sequence) is right |
 
+mod join;
 mod pack;
 mod peers;
 mod wire;
@@ -20,6 +21,7 @@ use flowloom_model::{Labels, NamedPort, NodeName};
 
 use crate::{ObjectName, Pod};
 
+pub use join::{Join, Step, Told};
 pub use pack::{Limits, Move, Packer};
 pub use peers::{PeerChange, PeerView};
 pub use wire::{
@@ -38,6 +40,8 @@ pub struct Workload {
     pub ips: Vec<IpAddr>,
     /// The node it runs on.
     pub node: NodeName,
+    /// RFC 3339, UTC; of two Pods that claim an address the younger has it.
+    pub created: Arc<str>,
     /// What it shares with others.
     pub profile: Arc<Profile>,
 }
@@ -68,6 +72,7 @@ impl Workload {
             uid: pod.uid.as_str().into(),
             ips: pod.ips.clone(),
             node,
+            created: pod.created.as_str().into(),
             profile: Arc::new(Profile {
                 labels: pod.labels.clone(),
                 service_account: pod.service_account.clone(),

@@ -68,6 +68,10 @@ pub struct SliceWorkload {
     /// Addresses, at most one per family.
     #[schemars(length(min = 1, max = 2), inner(length(max = 45)))]
     pub ips: Vec<String>,
+    /// RFC 3339, UTC. Of two Pods that claim an address the younger has it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 40))]
+    pub created: String,
     /// Index into `nodes`.
     #[schemars(range(min = 0, max = 249))]
     pub node: i32,
@@ -236,6 +240,7 @@ impl SliceWorkload {
             pod: w.pod.name.clone(),
             uid: w.uid.to_string(),
             ips: w.ips.iter().map(IpAddr::to_string).collect(),
+            created: w.created.to_string(),
             node,
             profile,
         }
@@ -262,6 +267,7 @@ impl SliceWorkload {
             uid: self.uid.as_str().into(),
             ips: self.ips.iter().map(|i| i.parse().map_err(|_| bad(i))).collect::<Result<_, _>>()?,
             node: nodes.get(at(self.node)).cloned().flatten().ok_or_else(|| lost("node", self.node))?,
+            created: self.created.as_str().into(),
             profile: profiles.get(at(self.profile)).cloned().ok_or_else(|| lost("profile", self.profile))?,
         })
     }
