@@ -26,6 +26,7 @@ mod core;
 mod desk;
 mod detach;
 mod duties;
+mod ended;
 mod events;
 mod explain;
 mod ipam;

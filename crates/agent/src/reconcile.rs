@@ -5,17 +5,19 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowloom_compiler::{EndpointPlan, NodePlan, Op, VpcId, compile_endpoints, compile_with, diff};
+use flowloom_compiler::{
+    EndpointPlan, NodePlan, Op, VpcId, compile_endpoints, compile_with, diff, ended_backends,
+};
 use flowloom_datapath::{ApplyReport, DeviceInfo, NodeSettings, Object};
 use flowloom_model::{Attachment, DEFAULT_VPC, Edited, Endpoint, EndpointKey, World};
 use ipnet::IpNet;
 
 use crate::core::{Core, Retired};
-use crate::duties;
 use crate::events::Names;
 use crate::record::{Record, device_name};
 use crate::wiring::{Wire, WireSpec};
 use crate::writes;
+use crate::{duties, ended};
 
 /// Interface of a managed workload.
 const INTERFACE: &str = "eth0";
@@ -213,7 +215,12 @@ impl Core {
             .map(|(_, new)| (new.vpc, new.id))
             .collect();
         self.unsure = !clean;
+        let ended = ended_backends(&self.plan.services, &plan.services);
         self.plan = plan;
+        if let Some(view) = self.view.clone().filter(|_| !ended.is_empty()) {
+            let inside = self.wired_as.values().filter_map(|(_, spec)| spec.wire.inside());
+            ended::end(view, ended, inside.map(|(path, _)| path.clone()).collect());
+        }
         self.set_quotas(&new_vpcs, &new_endpoints);
         for vpc in gone_vpcs {
             if let Some(Err(e)) = self.view.as_ref().map(|v| v.remove_quota(vpc, None)) {
