@@ -2,6 +2,7 @@
 
 pub(crate) mod fakes;
 mod runtimes;
+mod services;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -71,6 +71,16 @@ impl ServiceNumbers {
         self.claimed_lists.clear();
     }
 
+    /// Ends a compilation. What the kernel held and nobody claimed when there were services to claim it is on its way out.
+    pub(crate) fn settle(&mut self, plan: ServicePlan) {
+        if !plan.parts.is_empty() && !self.held.frontends.is_empty() {
+            self.held = Arc::default();
+            self.claimed = HashSet::new();
+            self.claimed_lists = HashSet::new();
+        }
+        self.plan = plan;
+    }
+
     /// What a service was given last.
     pub(crate) fn of(&self, key: &(VpcName, ServiceName)) -> Option<Arc<ServicePart>> {
         self.plan.parts.get(key).cloned()

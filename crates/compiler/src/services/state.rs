@@ -80,29 +80,32 @@ impl ServiceMemo {
         numbers: &mut ServiceNumbers,
         fault: Fault,
     ) -> ServicePlan {
-        if only.is_some_and(BTreeSet::is_empty) && self.inputs.is_empty() {
+        let before = self.frame.take();
+        if before.is_some() && only.is_some_and(BTreeSet::is_empty) && self.inputs.is_empty() {
+            self.frame = before;
             return self.plan.clone();
         }
         let frame = Frame::new(world, local, plan);
-        let same_frame =
-            self.frame.as_ref() == Some(&frame) && Arc::ptr_eq(&self.plan.parts, &numbers.plan.parts);
-        if !same_frame {
+        let same_numbers = Arc::ptr_eq(&self.plan.parts, &numbers.plan.parts);
+        let before = before.filter(|before| same_numbers && before.here == frame.here).unwrap_or_else(|| {
             *self = Self::default();
-            self.plan = ServicePlan::default();
-        }
-        let changed: Vec<ServiceKey> = match only.filter(|_| same_frame) {
-            Some(only) => {
-                only.iter().filter(|key| self.inputs.get(*key) != world.services.get(*key)).cloned().collect()
-            }
+            Frame { here: frame.here.clone(), vpcs: BTreeMap::new() }
+        });
+        // Where a VPC came, went or got another number, all its services are new.
+        let moved = |key: &ServiceKey| before.vpcs.get(&key.0) != frame.vpcs.get(&key.0);
+        let same_vpcs = before.vpcs == frame.vpcs;
+        let differs = |key: &ServiceKey| self.inputs.get(key) != world.services.get(key);
+        let changed: Vec<ServiceKey> = match only.filter(|_| same_vpcs) {
+            Some(only) => only.iter().filter(|key| differs(key)).cloned().collect(),
             None => both(&self.inputs, &world.services)
-                .filter(|(_, before, after)| before != after)
+                .filter(|(key, was, is)| was != is || moved(key))
                 .map(|(key, ..)| key.clone())
                 .collect(),
         };
         if !changed.is_empty() {
-            self.change(world, &frame, &changed, numbers, fault);
+            self.change(world, (&before, &frame), &changed, numbers, fault);
         }
-        numbers.plan = self.plan.clone();
+        numbers.settle(self.plan.clone());
         self.frame = Some(frame);
         self.plan.clone()
     }
@@ -115,7 +118,7 @@ impl ServiceMemo {
     fn change(
         &mut self,
         world: &World,
-        frame: &Frame,
+        (before, frame): (&Frame, &Frame),
         changed: &[ServiceKey],
         numbers: &mut ServiceNumbers,
         fault: Fault,
@@ -123,8 +126,8 @@ impl ServiceMemo {
         // First who has what, then what it is: a frontend that changes hands concerns both.
         let mut touched: BTreeSet<ServiceKey> = changed.iter().cloned().collect();
         for key in changed {
-            if let Some(before) = self.inputs.remove(key) {
-                for claim in wanted(&before, frame).0 {
+            if let Some(service) = self.inputs.remove(key) {
+                for claim in wanted(&service, before).0 {
                     self.release(&claim.key, key, &mut touched);
                 }
             }

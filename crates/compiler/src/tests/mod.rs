@@ -2,6 +2,7 @@
 
 mod decisions;
 mod explanations;
+mod network_policies;
 mod numbering;
 mod reported;
 mod sample;

@@ -483,6 +483,87 @@ mod named {
         assert_eq!(explain_service(&world, &here(), &plan, &(name("default"), name("x"))), None);
     }
 
+    /// 97.
+    #[test]
+    fn tcp_and_udp_on_one_port_overwrote_each_other() {
+        let mut world = world();
+        let mut dns = service("dns", &[backend("n1", BackendState::Ready)]);
+        let mut udp = dns.ports[0].clone();
+        udp.protocol = Protocol::Udp;
+        udp.backends = [((ip("10.1.0.9"), 53), backend("n2", BackendState::Ready))].into();
+        dns.ports.push(udp);
+        add(&mut world, dns);
+        let plan = compiled(&world).plan;
+        let ports = plan.services.frontends().filter(|(key, _)| key.port == 80);
+        let found: Vec<_> = ports.map(|(key, front)| (key.protocol, front.service, front.list)).collect();
+        let [(6, tcp, a), (17, udp, b)] = found.as_slice() else { panic!("{found:?}") };
+        assert!(tcp != udp && a != b, "{found:?}");
+    }
+
+    /// 105 and 107c.
+    #[test]
+    fn a_rolling_update_left_the_only_local_backend_unused_and_cut_its_connections() {
+        use BackendState::{Ready, Terminating};
+        let with = |states: [(&str, BackendState); 2]| {
+            let mut world = world();
+            let hinted = |(node, state): (&str, BackendState)| {
+                let zones = if state == Ready { [String::from("east")].into() } else { BTreeSet::new() };
+                Backend { zones, ..backend(node, state) }
+            };
+            let mut web = Service { external_local: true, ..service("web", &states.map(hinted)) };
+            web.load_balancer_ips = [ip("198.51.100.1")].into();
+            add(&mut world, web);
+            compiled(&world).plan
+        };
+        let (before, during) =
+            (with([("n1", Ready), ("n2", Ready)]), with([("n1", Terminating), ("n2", Ready)]));
+        let outside = |plan: &NodePlan| front(plan, "198.51.100.1", 80, Scope::Outside).unwrap().0;
+        assert_eq!((outside(&before), outside(&during)), (vec![1], vec![1]));
+        assert_eq!(
+            front(&during, "10.96.0.1", 80, Scope::Inside).unwrap().0,
+            [2],
+            "others take new connections"
+        );
+        assert_eq!(ended_backends(&before.services, &during.services), [], "and it keeps its own");
+    }
+
+    /// 111.
+    #[test]
+    fn a_changed_affinity_or_traffic_policy_was_ignored() {
+        let mut world = world();
+        let both = [backend("n1", BackendState::Ready), backend("n2", BackendState::Ready)];
+        add(&mut world, service("web", &both));
+        let (mut numbers, key) = (Numbers::default(), (name::<VpcName>("default"), name("web")));
+        let mut plan = compile(&world, &here(), &mut numbers).plan;
+        for change in [
+            (|s: &mut Service| s.affinity = Some(60)) as fn(&mut Service),
+            |s| s.affinity = Some(61),
+            |s| s.internal_local = true,
+            |s| s.affinity = None,
+        ] {
+            change(Arc::make_mut(world.services.get_mut(&key).unwrap()));
+            let next = compile(&world, &here(), &mut numbers).plan;
+            let ops = diff(&plan, &next);
+            assert!(ops.iter().any(|op| matches!(op, Op::PutFrontends(f) if f.len() == 1)), "{ops:?}");
+            plan = next;
+        }
+    }
+
+    /// 123.
+    #[test]
+    fn a_client_inside_was_bound_by_the_external_policy() {
+        let mut world = world();
+        let mut web =
+            Service { external_local: true, ..service("web", &[backend("n2", BackendState::Ready)]) };
+        web.load_balancer_ips = [ip("198.51.100.1")].into();
+        web.ports[0].node_port = Some(30080);
+        add(&mut world, web);
+        let plan = compiled(&world).plan;
+        for (address, port) in [("10.96.0.1", 80), ("198.51.100.1", 80), ("192.0.2.1", 30080)] {
+            assert_eq!(front(&plan, address, port, Scope::Inside).unwrap().0, [1], "{address}");
+        }
+    }
+
     #[test]
     fn a_change_of_one_service_compiles_one() {
         let mut world = world();
