@@ -158,6 +158,14 @@ impl Client {
         self.get(route::IPAM)
     }
 
+    /// `GET /v1/kubernetes`.
+    ///
+    /// # Errors
+    /// As for every request.
+    pub fn kubernetes(&self) -> Result<v1::KubernetesStatus, ClientError> {
+        self.get(route::KUBERNETES)
+    }
+
     /// `GET /v1/identities`.
     pub fn identities(&self) -> Result<v1::IdentityList, ClientError> {
         self.get(route::IDENTITIES)

@@ -4,6 +4,7 @@ mod apply;
 mod cni;
 mod conntrack;
 mod endpoint;
+mod kubernetes;
 mod node;
 mod observe;
 mod policy;
@@ -72,6 +73,9 @@ enum Command {
     /// Services: their addresses, their backends on this node, and why.
     #[command(subcommand, visible_alias = "svc")]
     Service(service::ServiceCommand),
+    /// Kubernetes: what the agent knows from the API server.
+    #[command(subcommand, name = "k8s")]
+    Kubernetes(kubernetes::KubernetesCommand),
     Observe(observe::ObserveArgs),
     Trace(trace::TraceArgs),
     /// Tracked connections.
@@ -141,6 +145,7 @@ fn dispatch(context: &mut Context<'_>, command: Command) -> Result<Exit, Failure
         Command::Identity(command) => node::identity(context, &command),
         Command::Policy(command) => policy::run(context, &command),
         Command::Service(command) => service::run(context, &command),
+        Command::Kubernetes(command) => kubernetes::run(context, &command),
         Command::Observe(args) => observe::run(context, &args),
         Command::Trace(args) => trace::run(context, &args),
         Command::Ct(command) => conntrack::run(context, &command),

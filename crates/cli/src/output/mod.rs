@@ -8,6 +8,7 @@ pub(crate) mod endpoint;
 pub(crate) mod event;
 pub(crate) mod identity;
 pub(crate) mod ipam;
+pub(crate) mod kubernetes;
 pub(crate) mod policy;
 pub(crate) mod service;
 pub(crate) mod status;
