@@ -122,7 +122,7 @@ impl Client {
     /// # Errors
     /// When there are none, or they cannot be used.
     pub async fn new(options: &ClientOptions) -> Result<Self, ClientError> {
-        let config = match &options.kubeconfig {
+        let mut config = match &options.kubeconfig {
             Some(path) => {
                 let wrong = |e: kube::config::KubeconfigError| ClientError::Kubeconfig {
                     path: path.display().to_string(),
@@ -135,6 +135,8 @@ impl Client {
             }
             None => kube::Config::incluster().map_err(|e| ClientError::InCluster(e.to_string()))?,
         };
+        // Every caller tries again by itself, and shows that it had to.
+        config.default_retry = false;
         let server = config.cluster_url.to_string();
         let inner = kube::Client::try_from(config).map_err(|e| ClientError::Setup(e.to_string()))?;
         Ok(Self::over(inner, server, options.qps, options.burst))

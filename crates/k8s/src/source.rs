@@ -14,8 +14,8 @@ use crate::slices::{Join, Step};
 use crate::translate::Held;
 use crate::watch::{Happening, Selection, follow};
 use crate::{
-    Client, Delta, EndpointSlice, Kind, LoadBalancer, Namespace, NetworkPolicy, Node, ObjectFault, ObjectName, Pod,
-    Translator,
+    Client, Delta, EndpointSlice, Kind, LoadBalancer, Namespace, NetworkPolicy, Node, ObjectFault,
+    ObjectName, Pod, Translator,
 };
 
 /// How long a burst is gathered after its first change.

@@ -206,7 +206,13 @@ impl Follower<'_> {
                         (State::Start, None)
                     }
                     Err(e) => (State::Start, Some(e.into())),
-                    Ok(stream) => self.events(stream, None, tell).await,
+                    Ok(stream) => {
+                        let (state, error) = self.events(stream, None, tell).await;
+                        // Some notice too late that they cannot (an etcd without progress requests): 500, within the list.
+                        self.pages |=
+                            matches!((&state, &error), (State::Start, Some(WatchError::Ended { .. })));
+                        (state, error)
+                    }
                 }
             }
             State::At(version) => {

@@ -5,10 +5,12 @@ use std::net::IpAddr;
 
 use flowloom_compiler::{Numbers, Party, PortQuery, Query, Verdict, compile, explain};
 use flowloom_k8s::{
-    EndpointSlice, Held, Kind, LoadBalancer, Namespace, NetworkPolicy, Node, ObjectName, Options, Pod, Translator,
+    EndpointSlice, Held, Kind, LoadBalancer, Namespace, NetworkPolicy, Node, ObjectName, Options, Pod,
+    Translator,
 };
 use flowloom_model::{
-    AllowLocalhost, Attachment, DEFAULT_VNI, DEFAULT_VPC, DefaultPolicy, Endpoint, NodeName, Vpc, VpcName, World,
+    AllowLocalhost, Attachment, DEFAULT_VNI, DEFAULT_VPC, DefaultPolicy, Endpoint, NodeName, Vpc, VpcName,
+    World,
 };
 use ipnet::IpNet;
 use serde_json::{Value, json};
@@ -283,7 +285,8 @@ fn allows(c: &Cluster, direction: &str, own: &Side<'_>, other: &Side<'_>, protoc
                 let list = |v: &Value| v.as_array().cloned().unwrap_or_default();
                 let (from, ports) = (list(&rule[peers]), list(&rule["ports"]));
                 (from.is_empty() || from.iter().any(|p| peer_matches(c, policy, p, other)))
-                    && (ports.is_empty() || ports.iter().any(|p| port_matches(p, protocol, port, destination)))
+                    && (ports.is_empty()
+                        || ports.iter().any(|p| port_matches(p, protocol, port, destination)))
             })
         })
 }
@@ -368,8 +371,10 @@ fn check(seed: u64) -> u64 {
     let mut asked = 0;
     for _ in 0..60 {
         let family = usize::try_from(d.below(2)).unwrap();
-        let outside: [IpAddr; 2] =
-            [(*d.pick(&["192.0.2.77", "203.0.113.9", "10.1.1.77"])).parse().unwrap(), "2001:db8:9::1".parse().unwrap()];
+        let outside: [IpAddr; 2] = [
+            (*d.pick(&["192.0.2.77", "203.0.113.9", "10.1.1.77"])).parse().unwrap(),
+            "2001:db8:9::1".parse().unwrap(),
+        ];
         let side = |d: &mut Dice| {
             let pod = (!d.one_in(5)).then(|| d.pick(&c.pods));
             Side { ip: pod.map_or(outside[family], |p| ip_of(p, family)), pod }
@@ -422,7 +427,8 @@ fn compiled_policies_decide_as_the_api_reference_says() {
 fn a_malformed_policy_keeps_its_last_good_version() {
     let mut t = Translator::new(Options { node: "n1".parse().unwrap() }).unwrap();
     let name = ObjectName::new("a", "p");
-    let good = r#"{"metadata":{"name":"p","namespace":"a"},"spec":{"podSelector":{},"policyTypes":["Ingress"]}}"#;
+    let good =
+        r#"{"metadata":{"name":"p","namespace":"a"},"spec":{"podSelector":{},"policyTypes":["Ingress"]}}"#;
     t.put::<NetworkPolicy>(&name, NetworkPolicy::decode(good));
     assert_eq!(t.delta().security_groups.len(), 1);
     t.put::<NetworkPolicy>(&name, NetworkPolicy::decode(r#"{"spec":{"podSelector":{"matchLabels":7}}}"#));
