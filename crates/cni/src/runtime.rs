@@ -83,11 +83,16 @@ fn ports(value: &Value) -> Result<Vec<CniPortMapping>, CniError> {
     let mut out: Vec<CniPortMapping> = Vec::with_capacity(list.len());
     for (i, item) in list.iter().enumerate() {
         let wrong = |what: &str| CniError::config(format!("runtimeConfig.portMappings[{i}]: {item}: {what}"));
+        // containerd before 2.0 writes its own field names (`HostPort`): Go reads JSON keys in any case.
+        let field = |key: &str| {
+            let named = item.as_object().into_iter().flatten().find(|(k, _)| k.eq_ignore_ascii_case(key));
+            named.map_or(&Value::Null, |(_, value)| value)
+        };
         let port = |key: &str| {
-            let port = item[key].as_u64().and_then(|n| u16::try_from(n).ok()).filter(|n| *n != 0);
+            let port = field(key).as_u64().and_then(|n| u16::try_from(n).ok()).filter(|n| *n != 0);
             port.ok_or_else(|| wrong(&format!("{key} is not a port 1..65535")))
         };
-        let text = |key: &str| match &item[key] {
+        let text = |key: &str| match field(key) {
             Value::Null => Ok(""),
             Value::String(s) => Ok(s.as_str()),
             _ => Err(wrong(&format!("{key} is not text"))),
@@ -165,7 +170,7 @@ mod tests {
     fn host_ports_become_typed_and_a_repeated_one_is_one() {
         let read = read(&json!({"portMappings": [
             {"hostPort": 8080, "containerPort": 80},
-            {"hostPort": 53, "containerPort": 5353, "protocol": "UDP", "hostIP": "192.0.2.1"},
+            {"HostPort": 53, "ContainerPort": 5353, "Protocol": "UDP", "HostIP": "192.0.2.1"},
             {"hostPort": 53, "containerPort": 5353, "protocol": "sctp", "hostIP": ""},
             {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}))
         .unwrap();
