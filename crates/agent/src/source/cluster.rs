@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use flowloom_k8s::{Client, ClientOptions, NodeDuties, Options, PodEvent, Recorder, SourceStatus, Translator, perform, run_with};
+use flowloom_k8s::{
+    Client, ClientOptions, NodeDuties, Options, PodEvent, Recorder, SourceStatus, Translator, perform,
+    run_with,
+};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::Config;
@@ -95,8 +98,12 @@ async fn duties(client: Client, config: Config, core: Handle, mut own: watch::Re
             && core.health().ready
         {
             match perform(&client, config.node.as_str(), taint, &left).await {
-                Ok(()) => tracing::info!(node = %config.node, "the node's object says that its network is ready"),
-                Err(e) => tracing::warn!(node = %config.node, error = %e, "the node's object is not written yet"),
+                Ok(()) => {
+                    tracing::info!(node = %config.node, "the node's object says that its network is ready")
+                }
+                Err(e) => {
+                    tracing::warn!(node = %config.node, error = %e, "the node's object is not written yet")
+                }
             }
             // Its own answer comes back by the watch; without that it is tried again.
             pause = AGAIN;

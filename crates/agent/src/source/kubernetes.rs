@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flowloom_api::v1::{self, ApiError, ErrorCode};
-use flowloom_k8s::{Changes, Delta, LocalPod, ObjectFault, ObjectName, PodEvent, SourceStatus, Update, host_ports};
+use flowloom_k8s::{
+    Changes, Delta, LocalPod, ObjectFault, ObjectName, PodEvent, SourceStatus, Update, host_ports,
+};
 use flowloom_model::{
-    Endpoint, EndpointKey, GroupName, Node, NodeName, SecurityGroup, Service, ServiceName, Subnet, SubnetName, VpcName,
-    World,
+    Endpoint, EndpointKey, GroupName, Node, NodeName, SecurityGroup, Service, ServiceName, Subnet,
+    SubnetName, VpcName, World,
 };
 use tokio::sync::mpsc;
 
@@ -237,7 +239,9 @@ impl Core {
         kubernetes.follow(&self.records);
         kubernetes.add_to(world);
         for (key, pod) in &kubernetes.attached {
-            let Some(own) = self.records.get(key).and_then(|r| r.cni.as_ref()?.endpoint.as_ref()) else { continue };
+            let Some(own) = self.records.get(key).and_then(|r| r.cni.as_ref()?.endpoint.as_ref()) else {
+                continue;
+            };
             let made = host_ports(&key.vpc, &self.config.node, &kubernetes.node_addresses, pod, &own.ips);
             if let Some(service) = made {
                 world.services.entry((service.vpc.clone(), service.name.clone())).or_insert(service.into());
@@ -298,7 +302,12 @@ impl Core {
             failures: s.failures,
             error: s.error.unwrap_or_default(),
         });
-        let fault = |c: Complaint| v1::KubernetesFault { kind: c.kind, name: c.name, reason: c.reason, message: c.message };
+        let fault = |c: Complaint| v1::KubernetesFault {
+            kind: c.kind,
+            name: c.name,
+            reason: c.reason,
+            message: c.message,
+        };
         v1::KubernetesStatus {
             enabled: true,
             server: kubernetes.server.clone(),
@@ -315,7 +324,8 @@ impl Core {
 /// # Errors
 /// [`ErrorCode::NotReady`] when it has not come in time: the kubelet tries again.
 pub(crate) async fn await_pod(core: &Handle, request: &v1::CniAddRequest) -> Result<(), ApiError> {
-    if pod_of(&request.args).is_none() || request.args.get("FLOWLOOM_ENDPOINT").is_some_and(|v| !v.is_empty()) {
+    if pod_of(&request.args).is_none() || request.args.get("FLOWLOOM_ENDPOINT").is_some_and(|v| !v.is_empty())
+    {
         return Ok(());
     }
     let Ok(vpc) = VpcName::new(request.network.vpc.as_deref().unwrap_or(flowloom_model::DEFAULT_VPC)) else {
@@ -326,7 +336,9 @@ pub(crate) async fn await_pod(core: &Handle, request: &v1::CniAddRequest) -> Res
         passes.borrow_and_update();
         let (vpc, args) = (vpc.clone(), request.args.clone());
         let (known, limit) = core
-            .ask(move |core| (core.pod_for(&vpc, &args), Duration::from_secs(core.config.kubernetes.pod_wait_seconds)))
+            .ask(move |core| {
+                (core.pod_for(&vpc, &args), Duration::from_secs(core.config.kubernetes.pod_wait_seconds))
+            })
             .await?;
         let Err(e) = known else { return Ok(()) };
         let left = limit.saturating_sub(start.elapsed());

@@ -23,7 +23,9 @@ pub(crate) fn run(context: &mut Context<'_>, command: &KubernetesCommand) -> Res
     let KubernetesCommand::Status(StatusArgs {}) = command;
     let status = context.client().kubernetes()?;
     if !status.enabled {
-        return Err(Failure::error("this agent asks no API server: set kubernetes.enabled in its configuration"));
+        return Err(Failure::error(
+            "this agent asks no API server: set kubernetes.enabled in its configuration",
+        ));
     }
     context.show(&status, kubernetes::status)?;
     Ok(Exit::Ok)

@@ -19,7 +19,9 @@ pub(crate) fn status(s: &KubernetesStatus, view: View) -> String {
         &["KIND", "OBJECTS", "REFUSED", "HEARD", "CHANGED", "STATE"],
         &["LISTS", "INTERRUPTED"],
     );
-    let ago = |at: Option<u64>| at.map_or_else(|| "never".to_owned(), |ms| span(now_ms().saturating_sub(ms) / 1000));
+    let ago = |at: Option<u64>| {
+        at.map_or_else(|| "never".to_owned(), |ms| span(now_ms().saturating_sub(ms) / 1000))
+    };
     for k in &s.kinds {
         let state = match (k.error.as_str(), k.listed) {
             ("", true) => Cell::new("watching", Tone::Good),
