@@ -384,7 +384,7 @@ impl Bench<'_> {
         }
         for ip in [probe.src.0, probe.dst.0] {
             let _ = writeln!(out, "{ip} is {:?}", ground.place(&probe.vpc, ip));
-            let of = |e: &&Endpoint| e.vpc == probe.vpc && e.ips.contains(&ip);
+            let of = |e: &&Arc<Endpoint>| e.vpc == probe.vpc && e.ips.contains(&ip);
             let Some(endpoint) = ground.world.endpoints.values().find(of) else { continue };
             let _ = writeln!(out, "  labels {:?}, ports {:?}", endpoint.labels, endpoint.named_ports);
             for name in &endpoint.security_groups {

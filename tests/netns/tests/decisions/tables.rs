@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use flowloom_bpf_abi::{
-    Addr, AddressKey, AddressRecord, CtEntry, CtKey, DropKey, EndpointRecord, Event, FragKey, FragValue,
-    NodeConfig, PeerKey, PeerRecord, PolicyKey, PolicyValue, QuotaKey, RateKey, VpcRecord, address_flags,
-    ct_flags, identity, peer_flags, verdict, vpc_flags,
+    Addr, AddressKey, AddressRecord, AffinityKey, AffinityValue, BackendKey, BackendRecord, CtEntry, CtKey,
+    DropKey, EndpointRecord, Event, FlowKey, FlowValue, FragKey, FragValue, MemberKey, NetnsRecord,
+    NodeConfig, PeerKey, PeerRecord, PolicyKey, PolicyValue, QuotaKey, RangeKey, RateKey, ServiceKey,
+    ServiceRecord, SocketKey, SocketValue, VpcRecord, address_flags, ct_flags, identity, peer_flags, verdict,
+    vpc_flags,
 };
 use flowloom_bpf_logic::fake::FakeFrame;
 use flowloom_bpf_logic::{
@@ -297,6 +299,59 @@ impl Tables for &Compiled {
     }
 
     fn learn_fragment(self, _: &FragKey, _: &FragValue) {}
+
+    // Worlds of this test have no services.
+    fn service(self, _: &ServiceKey, _: &mut ServiceRecord) -> bool {
+        false
+    }
+
+    fn backend(self, _: &BackendKey, _: &mut BackendRecord) -> bool {
+        false
+    }
+
+    fn member(self, _: &MemberKey) -> Option<u32> {
+        None
+    }
+
+    fn in_range(self, _: &RangeKey) -> bool {
+        false
+    }
+
+    fn affinity(self, _: &AffinityKey, _: &mut AffinityValue) -> bool {
+        false
+    }
+
+    fn learn_affinity(self, _: &AffinityKey, _: &AffinityValue) {}
+
+    fn touch_affinity(self, _: &AffinityKey, _: u32) {}
+
+    fn netns(self, _: u64) -> Option<NetnsRecord> {
+        None
+    }
+
+    fn socket(self, _: &SocketKey, _: &mut SocketValue) -> bool {
+        false
+    }
+
+    fn learn_socket(self, _: &SocketKey, _: &SocketValue) {}
+
+    fn touch_socket(self, _: &SocketKey, _: u32) {}
+
+    fn flow(self, _: &FlowKey, _: &mut FlowValue) -> bool {
+        false
+    }
+
+    fn is_flow(self, _: &FlowKey) -> bool {
+        false
+    }
+
+    fn learn_flow(self, _: &FlowKey, _: &FlowValue) {}
+
+    fn touch_flow(self, _: &FlowKey, _: u32) {}
+
+    fn random(self) -> u32 {
+        0
+    }
 
     fn config(self) -> Option<&'static NodeConfig> {
         self.config.get()

@@ -40,7 +40,7 @@ pub(crate) fn flow(ground: &Ground<'_>, world: &World, rng: &mut Rng) -> Option<
         .endpoints
         .values()
         .filter(|e| e.node == *ground.node && !e.ips.is_empty())
-        .map(flowloom_model::Endpoint::key)
+        .map(|e| e.key())
         .collect();
     if locals.is_empty() {
         return None;
