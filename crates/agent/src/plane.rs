@@ -26,14 +26,14 @@ pub(crate) trait Plane: Send {
     /// As there.
     fn guard_endpoint(&mut self, id: EndpointId, device: &str) -> Result<(DeviceInfo, bool)>;
 
-    /// Whether somebody's programs run on a device that [`Self::guard_endpoint`] guards: before ours, while ours have no links.
-    fn is_preceded(&mut self, ifindex: u32) -> bool;
-
     /// Tells the programs of sockets that a namespace's are the endpoint's.
     ///
     /// # Errors
     /// When there is no such namespace or the kernel refuses.
     fn bind_netns(&mut self, id: EndpointId, netns: &Path) -> anyhow::Result<()>;
+
+    /// Whether somebody's programs run on a device that [`Self::guard_endpoint`] guards: before ours, while ours have no links.
+    fn is_preceded(&mut self, ifindex: u32) -> bool;
 
     /// Forgets an endpoint's device, which is gone or down by now.
     ///
@@ -151,16 +151,16 @@ impl Plane for Kernel {
         Ok((info, true))
     }
 
+    fn bind_netns(&mut self, id: EndpointId, netns: &Path) -> anyhow::Result<()> {
+        let cookie = Netns::open(netns)?.cookie()?;
+        Ok(self.counted(|d| d.bind_netns(cookie.0, Some(id)))?)
+    }
+
     fn is_preceded(&mut self, ifindex: u32) -> bool {
         // A device has programs at these hooks by links only, and ours has none yet. What cannot be read is not worth a grace period.
         [TcxHook::Ingress, TcxHook::Egress]
             .into_iter()
             .any(|hook| tcx_chain(ifindex, hook).is_ok_and(|chain| !chain.programs.is_empty()))
-    }
-
-    fn bind_netns(&mut self, id: EndpointId, netns: &Path) -> anyhow::Result<()> {
-        let cookie = Netns::open(netns)?.cookie()?;
-        Ok(self.counted(|d| d.bind_netns(cookie.0, Some(id)))?)
     }
 
     fn detach_endpoint(&mut self, id: EndpointId) -> Result<()> {

@@ -86,9 +86,11 @@ fn case(services: usize, backends: usize) {
         "{services} services x {backends}: cold compile {cold:?}, first diff {fill:?} ({} ops)",
         ops.len()
     );
-    let mut held = HeldServices::default();
-    held.frontends = plan.services.frontends().map(|(key, f)| (*key, (f.service, f.list))).collect();
-    held.lists = plan.services.lists().map(|(id, list)| (id, list.to_vec())).collect();
+    let held = HeldServices {
+        frontends: plan.services.frontends().map(|(key, f)| (*key, (f.service, f.list))).collect(),
+        lists: plan.services.lists().map(|(id, list)| (id, list.to_vec())).collect(),
+        ..HeldServices::default()
+    };
     let mut restarted = Numbers::default();
     let (again, same) = timed(|| {
         restarted.adopt_services(held);

@@ -1,4 +1,5 @@
 //! NetworkPolicy as the API reference says it, walked slowly over the JSON objects, against what the compiled entries decide.
+#![expect(clippy::unwrap_used, reason = "helpers of tests, outside test functions")]
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -174,9 +175,11 @@ fn cluster(d: &mut Dice) -> Cluster {
             let ports: Vec<Value> = NAMES
                 .iter()
                 .filter_map(|name| {
-                    (!d.one_in(3)).then(|| {
-                        json!({"name": name, "containerPort": *d.pick(&PORTS), "protocol": d.pick(&PROTOCOLS).0})
-                    })
+                    if d.one_in(3) {
+                        return None;
+                    }
+                    let (port, protocol) = (*d.pick(&PORTS), d.pick(&PROTOCOLS).0);
+                    Some(json!({"name": name, "containerPort": port, "protocol": protocol}))
                 })
                 .collect();
             json!({

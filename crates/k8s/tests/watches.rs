@@ -1,4 +1,5 @@
 //! The source against an API server that is slow, cut, forgetful and wrong: nothing goes that should stay, and all converges.
+#![expect(clippy::unwrap_used, reason = "helpers of tests, outside test functions")]
 
 mod support;
 

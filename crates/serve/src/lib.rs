@@ -61,7 +61,6 @@ pub fn failure(code: ErrorCode, message: impl Into<String>) -> Failure {
 }
 
 /// Answers of paths and methods that are not there.
-#[must_use]
 pub fn with_fallbacks<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
     router
         .fallback(|request: Request| async move {

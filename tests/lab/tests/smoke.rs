@@ -1,5 +1,6 @@
 //! Pods of two nodes and a Service: with the peer's plugins and kube-proxy, which judges the lab itself, and with
 //! flowloom alone. Needs root, Debian's container runtime (`scripts/setup.sh --k8s`) and `cargo xtask lab build`.
+#![expect(clippy::unwrap_used, reason = "helpers of tests, outside test functions")]
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -25,8 +25,8 @@ struct Maps {
 impl Maps {
     /// What they must hold for a plan.
     fn of(plan: &ServicePlan) -> Self {
-        let mut maps = Self::default();
-        maps.services = plan.frontends().map(|(key, plan)| (*key, *plan)).collect();
+        let services = plan.frontends().map(|(key, plan)| (*key, *plan)).collect();
+        let mut maps = Self { services, ..Self::default() };
         for (id, list) in plan.lists() {
             maps.backends.extend(list.iter().zip(0..).map(|(b, at)| ((id, at), *b)));
             maps.members.extend(list.iter().map(|b| (id, b.ip, b.port)));
@@ -37,8 +37,8 @@ impl Maps {
 
     /// What an agent finds there after a restart.
     fn held(&self) -> HeldServices {
-        let mut held = HeldServices::default();
-        held.frontends = self.services.iter().map(|(key, plan)| (*key, (plan.service, plan.list))).collect();
+        let frontends = self.services.iter().map(|(key, plan)| (*key, (plan.service, plan.list))).collect();
+        let mut held = HeldServices { frontends, ..HeldServices::default() };
         for ((id, _), backend) in &self.backends {
             held.lists.entry(*id).or_default().push(*backend);
             held.last_list = *id;

@@ -69,7 +69,7 @@ async fn a_leader_that_is_told_to_stop_gives_the_lease_back() {
 async fn a_paused_leader_that_wakes_writes_nothing() {
     let server = ApiServer::new();
     add(&server, "web-1", 1);
-    let a = start(&server, "a");
+    let _a = start(&server, "a");
     eventually("a leads", async || names(&server).len() == 1).await;
     let b = start(&server, "b");
     eventually("b has listed", async || b.status().await.sources.iter().all(|s| s.listed)).await;

@@ -14,6 +14,7 @@ use crate::{Kind, ObjectName};
 
 /// Pods of the cluster as other nodes need them. Written by flowloom-controller only; a change by anybody else is undone.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::duplicated_attributes, reason = "two columns of the same type are no duplicate")]
 #[kube(
     group = "flowloom.io",
     version = "v1alpha1",
