@@ -174,7 +174,8 @@ pub(crate) fn remaining(state: &ServiceState, plan: &ServicePlan) -> Vec<Op> {
         }
     }
     let mut stale = BTreeSet::new();
-    if places != state.backends.len() || places != state.members.len() {
+    // Equal counts prove that there is nothing else only where nothing is missing.
+    if !put_lists.is_empty() || places != state.backends.len() || places != state.members.len() {
         stale.extend(state.backends.keys().map(|k| k.list).filter(|l| !known.contains(l)));
         stale.extend(state.members.keys().map(|k| k.list).filter(|l| !known.contains(l)));
     }

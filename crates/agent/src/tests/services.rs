@@ -38,8 +38,9 @@ fn a_load_balancer_is_in_the_maps_and_its_backends_are_explained() {
 
     drop(core);
     let before = node.writes();
-    let _core = node.agent();
+    let core = node.agent();
     assert_eq!(node.writes(), before, "a restart wrote services anew");
+    drop(core);
     node.write(DOCUMENT);
     let _core = node.agent();
     assert_eq!(node.state().services, Default::default());
