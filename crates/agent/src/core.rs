@@ -463,6 +463,12 @@ impl Core {
         true
     }
 
+    /// What [`Self::tidy`] still has to do.
+    pub(crate) fn quiet_work(&self) -> u64 {
+        let (unprepared, unkept) = (u64::from(self.file.unprepared()), u64::from(self.unkept.is_some()));
+        self.unused_slots.len() as u64 + unprepared + unkept
+    }
+
     fn timer(&mut self) {
         // The safety net: what inotify or netlink did not tell.
         if !self.sources_spoke() || self.retry_at.is_none() {

@@ -144,6 +144,7 @@ impl Core {
                 total_writes: crate::writes::total(),
                 last_duration_us: self.last.micros,
                 errors: self.last.errors.clone(),
+                quiet_work: self.quiet_work(),
             },
             endpoints: counts,
             conntrack: v1::ConntrackStatus {

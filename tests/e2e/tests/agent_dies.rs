@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use flowloom_api::v1::digest;
+use flowloom_api::v1::{Status, digest};
 use flowloom_netlink::Netns;
 use flowloom_testkit::{Cmd, Mode, Ns, Outcome, Output, Probe, TcpFlow, TcpServer};
 use flowloom_tests_e2e::{Document, Lab, binary};
@@ -88,7 +88,7 @@ fn state(lab: &Lab) -> Result<BTreeSet<String>> {
     Ok(lines)
 }
 
-/// Waits until the agent died (true) or enforces what is installed (false).
+/// Waits until the agent died (true) or enforces what is installed and has tidied up behind it (false).
 fn died(lab: &mut Lab) -> Result<bool> {
     let mut lock = lab.document.clone().into_os_string();
     lock.push(".lock.yaml");
@@ -101,7 +101,9 @@ fn died(lab: &mut Lab) -> Result<bool> {
             agent.process = None;
             return Ok(true);
         }
-        if client.status().is_ok_and(|s| s.document.applied_digest == wanted && s.ready) {
+        let finished =
+            |s: &Status| s.document.applied_digest == wanted && s.ready && s.reconcile.quiet_work == 0;
+        if client.status().is_ok_and(|s| finished(&s)) {
             return Ok(false);
         }
         std::thread::yield_now();

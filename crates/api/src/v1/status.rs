@@ -120,6 +120,9 @@ pub struct ReconcileStatus {
     pub last_duration_us: u64,
     /// Errors of the last pass.
     pub errors: Vec<String>,
+    /// Things that wait for a quiet moment: freeing what the last change left, keeping its document. Nothing in force depends on them.
+    #[serde(default)]
+    pub quiet_work: u64,
 }
 
 /// Endpoints of this node.
