@@ -1,5 +1,7 @@
 //! The API over a core in memory: limits, errors, and that nobody stalls anybody.
 
+use std::fs;
+use std::io;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
