@@ -16,7 +16,7 @@ use crate::source;
 use crate::store::Store;
 use crate::threads::{self, Stop};
 use crate::wiring::{Host, Wiring};
-use crate::{api, replay, uninstall};
+use crate::{api, health, replay, uninstall};
 
 fn datapath_config(config: &Config) -> DatapathConfig {
     DatapathConfig {
@@ -83,6 +83,9 @@ pub fn run(config: Config) -> Result<()> {
         let (stop_api, stopped) = watch::channel(false);
         let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
+        if config.kubernetes.enabled {
+            tokio::spawn(health::run(config.kubernetes.clone(), handle.clone(), stopped.clone()));
+        }
         let server = tokio::spawn(api::serve(socket, handle.clone(), config.api.clone(), stopped));
         let mut passes = handle.passes();
         let ready = async {

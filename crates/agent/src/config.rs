@@ -1,5 +1,6 @@
 //! The agent's configuration file. `docs/agent-config.md` documents every key; a test compares the two.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use flowloom_api::config::with_suggestion;
@@ -92,6 +93,10 @@ pub struct Kubernetes {
     pub pod_wait_seconds: u64,
     /// Key of the taint that goes when the node is ready; empty = none.
     pub startup_taint: String,
+    /// Where load balancers and people ask whether this node serves; empty = nowhere.
+    pub health_address: String,
+    /// Where tools ask who serves Services here; empty = nowhere.
+    pub proxy_mode_address: String,
 }
 
 /// Where Pods of other nodes come from.
@@ -115,7 +120,29 @@ impl Default for Kubernetes {
             burst: 40,
             pod_wait_seconds: 5,
             startup_taint: "node.flowloom.io/agent-not-ready".into(),
+            health_address: "[::]:10256".into(),
+            proxy_mode_address: "127.0.0.1:10249".into(),
         }
+    }
+}
+
+impl Kubernetes {
+    /// Both listeners' addresses by key; `None` = no listener.
+    ///
+    /// # Errors
+    /// One line, with the key.
+    pub(crate) fn listeners(&self) -> Result<[(&'static str, Option<SocketAddr>); 2], String> {
+        let parse = |key: &'static str, text: &str| match text {
+            "" => Ok((key, None)),
+            _ => match text.parse::<SocketAddr>() {
+                Ok(at) => Ok((key, Some(at))),
+                Err(_) => Err(format!("{key}: {text:?} is not ADDRESS:PORT")),
+            },
+        };
+        Ok([
+            parse("kubernetes.health_address", &self.health_address)?,
+            parse("kubernetes.proxy_mode_address", &self.proxy_mode_address)?,
+        ])
     }
 }
 
@@ -470,7 +497,7 @@ impl Config {
                 return Err(format!("{key}: 0 would stop it from working"));
             }
         }
-        Ok(())
+        self.kubernetes.listeners().map(drop)
     }
 
     /// Where the lock file of the document lies.
@@ -550,6 +577,8 @@ mod tests {
             ("masquerade: {table: 'x; drop'}", "masquerade.table"),
             ("conntrack: {entries: 0}", "conntrack.entries"),
             ("api: {connections: 0}", "api.connections"),
+            ("kubernetes: {health_address: '10256'}", "kubernetes.health_address"),
+            ("kubernetes: {proxy_mode_address: 'localhost:1'}", "kubernetes.proxy_mode_address"),
         ] {
             let e = Config::parse(&format!("node: n1\n{text}\n")).unwrap_err();
             assert!(e.contains(key), "{text}: {e}");

@@ -10,6 +10,7 @@
 //! | `source` | the document on disk |
 //! | `store`, `writes` | durable state; every write counted |
 //! | `events`, `threads` | the event log; what waits beside the core |
+//! | `health` | health over TCP: of the node, of Services' health-check ports |
 //! | `api`, `views`, `connections`, `explain`, `trace`, `names`, `conditions` | the HTTP API and what it shows |
 #![forbid(unsafe_code)]
 
@@ -29,6 +30,7 @@ mod duties;
 mod ended;
 mod events;
 mod explain;
+mod health;
 mod ipam;
 mod keeper;
 mod names;

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -19,11 +20,14 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// Largest request head.
 const HEAD_BYTES: usize = 16 * 1024;
+
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 128;
 
 /// What a listener takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +151,42 @@ pub async fn serve(socket: Socket, router: Router, limits: Limits, mut stop: wat
     }
 }
 
+/// Listens on TCP. `[::]` takes both families, and IPv4 alone where the kernel has no IPv6.
+///
+/// # Errors
+/// When the address is taken or none of this host's, with the address. Needs a runtime.
+pub fn listen(at: SocketAddr) -> io::Result<TcpListener> {
+    let bound = match bound(at) {
+        Err(e) if at.is_ipv6() && at.ip().is_unspecified() && no_such_family(&e) => {
+            bound((Ipv4Addr::UNSPECIFIED, at.port()).into())
+        }
+        other => other,
+    };
+    bound.map_err(|e| io::Error::new(e.kind(), format!("{at}: {e}")))
+}
+
+fn bound(at: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if at.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    if at.is_ipv6() {
+        // Whatever net.ipv6.bindv6only says.
+        nix::sys::socket::setsockopt(
+            &socket,
+            nix::sys::socket::sockopt::Ipv6V6Only,
+            &!at.ip().is_unspecified(),
+        )?;
+    }
+    // The connections of a process before this one may linger.
+    socket.set_reuseaddr(true)?;
+    socket.bind(at)?;
+    socket.listen(BACKLOG)
+}
+
+fn no_such_family(e: &io::Error) -> bool {
+    use nix::errno::Errno;
+    let known = [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL, Errno::EPROTONOSUPPORT].map(|e| Some(e as i32));
+    known.contains(&e.raw_os_error())
+}
+
 /// The same over TCP, for what anybody may read.
 pub async fn serve_tcp(
     listener: TcpListener,
@@ -230,5 +270,22 @@ mod tests {
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         bind(&path).unwrap();
+    }
+
+    #[tokio::test]
+    async fn every_address_means_those_of_both_families_and_a_taken_one_is_named() {
+        let listener = listen("[::]:0".parse().unwrap()).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        for at in [format!("127.0.0.1:{port}"), format!("[::1]:{port}")] {
+            let client = tokio::net::TcpStream::connect(&at).await;
+            assert!(client.is_ok(), "{at}: {client:?}");
+        }
+        let e = listen(([127, 0, 0, 1], port).into()).unwrap_err();
+        assert_eq!(e.kind(), io::ErrorKind::AddrInUse);
+        assert!(e.to_string().contains(&port.to_string()), "{e}");
+        // One address of IPv6 is no address of IPv4.
+        let listener = listen("[::1]:0".parse().unwrap()).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err());
     }
 }

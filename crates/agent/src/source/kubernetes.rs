@@ -19,6 +19,9 @@ use crate::conditions::Complaint;
 use crate::core::{Core, Handle};
 use crate::record::Record;
 
+/// Taint of a node that is going to be removed: what balances load from outside is to leave it alone.
+const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
+
 /// What Kubernetes says, as parts of the world.
 #[derive(Debug, Default)]
 pub(crate) struct KubernetesWorld {
@@ -45,6 +48,8 @@ pub(crate) struct KubernetesWorld {
     node_addresses: Vec<IpAddr>,
     /// An attachment with ports of the node came or went.
     stale: bool,
+    /// The cluster is about to remove this node.
+    pub(crate) leaving: bool,
 }
 
 fn apply<K: Ord, V: PartialEq>(map: &mut BTreeMap<K, V>, changes: Changes<K, V>) -> bool {
@@ -76,6 +81,7 @@ impl KubernetesWorld {
         let first = !self.listed;
         self.listed = true;
         self.faults = update.faults;
+        self.leaving = update.own_node.is_some_and(|n| n.taints.iter().any(|(key, ..)| key == LEAVING));
         let moved = self.node_addresses != update.node_addresses;
         self.node_addresses = update.node_addresses;
         let local_pods = local_pods.into_iter().map(|(k, v)| (k, v.map(Arc::new))).collect();
