@@ -152,8 +152,10 @@ pub mod ct_timeout {
     pub const TCP_CLOSED: u32 = 10;
     /// UDP, one direction.
     pub const UDP_NEW: u32 = 30;
-    /// UDP, both directions.
+    /// UDP, both directions, after [`STREAM_AGE`].
     pub const UDP_STREAM: u32 = 180;
+    /// Age at which whatever is not TCP and has been answered becomes an established connection with its next packet.
+    pub const STREAM_AGE: u32 = 2;
     /// ICMP echo.
     pub const ICMP: u32 = 60;
     /// Anything else.

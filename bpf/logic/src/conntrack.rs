@@ -323,18 +323,18 @@ impl CtCell {
     }
 }
 
-/// State and flags after a packet, packed: flags << 8 | state.
+/// State and flags after a packet, packed: flags << 8 | state. `age` is in seconds.
 #[inline(never)]
-pub(crate) fn advance(protocol: u8, packed: u32, tcp: u8, original: bool) -> u32 {
+pub(crate) fn advance(protocol: u8, packed: u32, tcp: u8, original: bool, age: u32) -> u32 {
     let mut state = packed as u8;
     let mut flags = (packed >> 8) as u16;
+    if protocol != TCP && flags & ct_flags::SEEN_REPLY != 0 && age >= ct_timeout::STREAM_AGE {
+        state = ct_state::ESTABLISHED;
+    }
     if !original {
         flags |= ct_flags::SEEN_REPLY;
     }
     if protocol != TCP {
-        if flags & ct_flags::SEEN_REPLY != 0 {
-            state = ct_state::ESTABLISHED;
-        }
         return u32::from(flags) << 8 | u32::from(state);
     }
     if tcp & RST != 0 {
@@ -403,7 +403,9 @@ pub(crate) fn key(p: &mut Packet) {
     }
 }
 
-/// Counts the packet on its entry and moves its state on; a first reply makes it an established connection.
+/// Counts the packet on its entry and moves its state on. A first reply makes a TCP connection an established one;
+/// everything else has to speak on after that: a question and its answer are no connection, and a name server would
+/// fill the table and its quota with them.
 #[inline(always)]
 pub(crate) fn touch<T: Tables>(t: T, p: &mut Packet, e: &CtCell, bytes: u32) -> Step {
     if t.dry() || p.has(flag::ICMP_ERROR | flag::COUNTED) {
@@ -412,7 +414,7 @@ pub(crate) fn touch<T: Tables>(t: T, p: &mut Packet, e: &CtCell, bytes: u32) -> 
     let original = p.has(flag::ORIGINAL);
     e.count(original, bytes, p.now);
     let mut ended = false;
-    if p.tuple_protocol == TCP || !original {
+    if p.tuple_protocol == TCP || p.has(flag::HALF_OPEN) || !original {
         // Most packets of an open connection change nothing.
         let settled = e.state.get() == ct_state::ESTABLISHED
             && e.flags.get() & ct_flags::SEEN_REPLY != 0
@@ -420,7 +422,8 @@ pub(crate) fn touch<T: Tables>(t: T, p: &mut Packet, e: &CtCell, bytes: u32) -> 
         if !settled && !p.has(flag::FRAG_LATER) {
             let before = e.state.get();
             let packed = u32::from(e.flags.get()) << 8 | u32::from(before);
-            let after = advance(p.tuple_protocol, packed, p.tcp_flags, original);
+            let age = p.now.wrapping_sub(e.created.get());
+            let after = advance(p.tuple_protocol, packed, p.tcp_flags, original, age);
             e.state.set(after as u8);
             e.flags.set((after >> 8) as u16);
             ended = after as u8 == ct_state::CLOSED && before != ct_state::CLOSED;
@@ -428,7 +431,13 @@ pub(crate) fn touch<T: Tables>(t: T, p: &mut Packet, e: &CtCell, bytes: u32) -> 
     }
     if p.has(flag::HALF_OPEN) {
         // A refused connection never becomes one.
-        if !original && e.state.get() != ct_state::CLOSED {
+        let state = e.state.get();
+        let lives = if p.tuple_protocol == TCP {
+            !original && state != ct_state::CLOSED
+        } else {
+            state == ct_state::ESTABLISHED
+        };
+        if lives {
             return promote(t, p, e);
         }
     } else if ended {
@@ -453,13 +462,7 @@ fn demote<T: Tables>(t: T, p: &mut Packet, e: &CtCell) {
         }
     }
     if t.remove_established(&p.key) && counted {
-        t.give_quota(&QuotaKey { vpc: p.vpc, endpoint: 0 });
-        if orig != 0 {
-            t.give_quota(&QuotaKey { vpc: p.vpc, endpoint: orig });
-        }
-        if reply != 0 {
-            t.give_quota(&QuotaKey { vpc: p.vpc, endpoint: reply });
-        }
+        give_quotas(t, p.vpc, orig, reply);
     }
 }
 
@@ -467,21 +470,14 @@ fn demote<T: Tables>(t: T, p: &mut Packet, e: &CtCell) {
 #[inline(never)]
 fn promote<T: Tables>(t: T, p: &mut Packet, e: &CtCell) -> Step {
     e.read(&mut p.entry);
-    p.entry.flags |= ct_flags::COUNTED;
     let (orig, reply) = (p.entry.orig_endpoint, p.entry.reply_endpoint);
-    if !t.take_quota(&QuotaKey { vpc: p.vpc, endpoint: 0 }) {
-        bail!(ConntrackFull);
-    }
-    if orig != 0 && !t.take_quota(&QuotaKey { vpc: p.vpc, endpoint: orig }) {
-        t.give_quota(&QuotaKey { vpc: p.vpc, endpoint: 0 });
-        bail!(ConntrackFull);
-    }
-    if reply != 0 && !t.take_quota(&QuotaKey { vpc: p.vpc, endpoint: reply }) {
-        t.give_quota(&QuotaKey { vpc: p.vpc, endpoint: 0 });
-        if orig != 0 {
-            t.give_quota(&QuotaKey { vpc: p.vpc, endpoint: orig });
+    // The node's own are held to no quota: a probe that failed would end a busy workload.
+    let counted = p.entry.flags & ct_flags::FROM_HOST == 0;
+    if counted {
+        p.entry.flags |= ct_flags::COUNTED;
+        if !take_quotas(t, p.vpc, orig, reply) {
+            bail!(ConntrackFull);
         }
-        bail!(ConntrackFull);
     }
     let inserted = t.insert_established(&p.key, &p.entry);
     if inserted == Inserted::Yes {
@@ -493,15 +489,40 @@ fn promote<T: Tables>(t: T, p: &mut Packet, e: &CtCell) -> Step {
         }
         return Step::GO;
     }
-    t.give_quota(&QuotaKey { vpc: p.vpc, endpoint: 0 });
-    if orig != 0 {
-        t.give_quota(&QuotaKey { vpc: p.vpc, endpoint: orig });
-    }
-    if reply != 0 {
-        t.give_quota(&QuotaKey { vpc: p.vpc, endpoint: reply });
+    if counted {
+        give_quotas(t, p.vpc, orig, reply);
     }
     if inserted == Inserted::Full {
         bail!(ConntrackFull);
     }
     Step::GO
+}
+
+/// One connection more of the VPC and of the endpoints that are here, or of none.
+#[inline(always)]
+fn take_quotas<T: Tables>(t: T, vpc: u32, orig: u32, reply: u32) -> bool {
+    if !t.take_quota(&QuotaKey { vpc, endpoint: 0 }) {
+        return false;
+    }
+    if orig != 0 && !t.take_quota(&QuotaKey { vpc, endpoint: orig }) {
+        give_quotas(t, vpc, 0, 0);
+        return false;
+    }
+    if reply != 0 && !t.take_quota(&QuotaKey { vpc, endpoint: reply }) {
+        give_quotas(t, vpc, orig, 0);
+        return false;
+    }
+    true
+}
+
+/// Undoes [`take_quotas`]; 0 = no endpoint.
+#[inline(always)]
+fn give_quotas<T: Tables>(t: T, vpc: u32, orig: u32, reply: u32) {
+    t.give_quota(&QuotaKey { vpc, endpoint: 0 });
+    if orig != 0 {
+        t.give_quota(&QuotaKey { vpc, endpoint: orig });
+    }
+    if reply != 0 {
+        t.give_quota(&QuotaKey { vpc, endpoint: reply });
+    }
 }

@@ -61,7 +61,7 @@ fn an_echo_reply_without_its_request_begins_no_connection() {
         switch(&t, RED, B, DENY, ALLOW);
         send(&t, RED, A, echo_frame(v6, A, B, false, 7)).delivered_to(RED, B);
         send(&t, RED, B, echo_frame(v6, B, A, true, 7)).delivered_to(RED, A);
-        assert_eq!(t.counts(), (1, 0));
+        assert_eq!((t.counts(), t.connections()[0].1.packets), ((0, 1), [1, 1]));
     }
 }
 
@@ -321,6 +321,61 @@ fn quotas_stop_one_vpc_and_leave_the_others_flows_alone() {
     t.capacity.set(t.counts().0);
     send(&t, RED, B, tcp_frame(false, (B, 80), (A, 3), SYN | ACK)).dropped("ConntrackFull");
     assert_eq!(t.quotas.borrow()[&(RED, 0)].used, 0);
+}
+
+/// Every question counted as a connection for three minutes: a busy name server had its quota full, and its next clients
+/// were dropped, the probe of its own node among them.
+#[test]
+fn questions_and_their_answers_fill_no_quota() {
+    for v6 in [false, true] {
+        let t = world();
+        switch(&t, RED, B, DENY, ALLOW);
+        t.quotas.borrow_mut().insert((RED, id(RED, B)), QuotaValue { used: 0, limit: 1 });
+        let used = || t.quotas.borrow()[&(RED, id(RED, B))].used;
+        let ask = |port: u16| udp_frame(v6, (A, port), (B, 53));
+        let answer = |port: u16| udp_frame(v6, (B, 53), (A, port));
+        for port in 1..=20 {
+            // Two questions from one socket, as resolvers ask for both families.
+            for _ in 0..2 {
+                send(&t, RED, A, ask(port)).delivered_to(RED, B);
+            }
+            for _ in 0..2 {
+                send(&t, RED, B, answer(port)).delivered_to(RED, A);
+            }
+        }
+        assert_eq!((t.counts(), used()), ((0, 20), 0));
+        // Who goes on speaking has a connection, whichever side it is; the second is one too many.
+        t.wait(3);
+        send(&t, RED, B, answer(1)).delivered_to(RED, A);
+        assert_eq!((t.counts(), used()), ((1, 19), 1));
+        send(&t, RED, A, ask(2)).dropped("ConntrackFull");
+        t.wait(100);
+        send(&t, RED, B, answer(1)).delivered_to(RED, A);
+        // A question that nobody goes on with is forgotten sooner.
+        send(&t, RED, B, answer(3)).dropped("PolicyEgress");
+    }
+}
+
+/// A workload with as many connections as its quota allows failed the probes of its node, which ended it.
+#[test]
+fn the_nodes_own_connections_are_held_to_no_quota() {
+    let t = world();
+    for key in [(DEFAULT, 0), (DEFAULT, id(DEFAULT, A))] {
+        t.quotas.borrow_mut().insert(key, QuotaValue { used: 3, limit: 3 });
+    }
+    let (gateway, a): (IpAddr, IpAddr) = ([10, 1, 0, 1].into(), ip(false, A));
+    let segment = |src: (IpAddr, u16), dst: (IpAddr, u16), flags| {
+        frame(A, &in_ip(src.0, dst.0, 6, 64, &tcp(src, dst, flags, &[])))
+    };
+    let probe = |flags| segment((gateway, 40_000), (a, 8080), flags);
+    let reply = |flags| segment((a, 8080), (gateway, 40_000), flags);
+    from_host(&t, DEFAULT, A, probe(SYN)).to_stack();
+    send(&t, DEFAULT, A, reply(SYN | ACK)).to_stack();
+    from_host(&t, DEFAULT, A, probe(ACK)).to_stack();
+    assert_eq!(t.counts(), (1, 0));
+    send(&t, DEFAULT, A, reply(RST)).to_stack();
+    assert_eq!(t.counts(), (0, 1));
+    assert!(t.quotas.borrow().values().all(|q| q.used == 3), "{:?}", t.quotas);
 }
 
 #[test]
