@@ -20,10 +20,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     lab(&args.args)
 }
 
-/// One cluster, brought up, used and taken down, with the peer's plugins and with flowloom.
+/// Clusters, brought up, used and taken down: with the peer's plugins, with flowloom, and a quick part of upstream's
+/// suites.
 pub(crate) fn tier() -> Result<()> {
     tiers::binaries()?;
-    lab(&["build".to_owned()])?;
+    lab(&["build", "--suites"].map(str::to_owned))?;
     tiers::cargo_test(&["-p", "flowloom-lab"])
 }
 

@@ -51,7 +51,7 @@ pub fn build(suites: bool) -> Result<()> {
     if suites {
         let program = |name: &str| paths::programs().join(name);
         let mut inputs: Vec<_> = TOOLS.iter().map(|t| which(t)).collect::<Result<_>>()?;
-        inputs.extend(["agnhost", "coredns"].map(program));
+        inputs.extend(["agnhost", "coredns", "cyclonus-worker"].map(program));
         up_to_date("agnhost", &inputs, agnhost)?;
         up_to_date("tools", &inputs, tools)?;
         up_to_date("coredns", &[program("coredns")], coredns)?;
@@ -120,13 +120,18 @@ fn agnhost(to: &Path) -> Result<()> {
     layer.file("agnhost", 0o755, &compile("without_sctp.c")?)?;
     layer.link("agnhost-2", "agnhost")?;
     layer.copy(&paths::programs().join("coredns"), "coredns", 0o755)?;
+    layer.copy(&paths::programs().join("cyclonus-worker"), "worker", 0o755)?;
     let porter = programs::kubernetes_source()?.join("test/images/agnhost/porter");
     for file in ["localhost.crt", "localhost.key"] {
         layer.copy(&porter.join(file), file, 0o644)?;
     }
     layer.dir("uploads", 0o755)?;
-    // One content under every version that suites ask for: 2.63.0 and 2.55 Kubernetes 1.36, 2.43 cyclonus.
-    let names = ["2.63.0", "2.55", "2.43"].map(|tag| format!("{E2E}/agnhost:{tag}"));
+    // One content under every name that suites ask for: 2.63.0 and 2.55 Kubernetes 1.36, the last one the policy prober.
+    let names = [
+        format!("{E2E}/agnhost:2.63.0"),
+        format!("{E2E}/agnhost:2.55"),
+        "docker.io/mfenwick100/cyclonus-worker:latest".to_owned(),
+    ];
     let run = Run { entrypoint: &["/agnhost"], command: &["pause"], ..Run::default() };
     oci::write(to, &names.each_ref().map(String::as_str), &run, vec![layer])
 }

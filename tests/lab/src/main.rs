@@ -106,7 +106,8 @@ struct Suites {
     /// Use the cluster that is up under this name (`up --suites`), and leave it.
     #[arg(long)]
     on: Option<String>,
-    #[arg(long, default_value_t = 2)]
+    /// A test of health-check ports wants three.
+    #[arg(long, default_value_t = 3)]
     nodes: u8,
     #[arg(long, value_enum, default_value = "flowloom")]
     cni: Cni,

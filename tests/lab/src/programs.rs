@@ -43,7 +43,8 @@ const PROGRAMS: &[Program] = &[
         "k8s.io/kubernetes/test/images/regression-issue-74839",
     )),
     for_suites(program("coredns", "coredns", "flowloom.invalid/lab/coredns")),
-    for_suites(program("cyclonus", "cyclonus", "github.com/mattfenwick/cyclonus/cmd/cyclonus")),
+    for_suites(program("cyclonus", "cyclonus", "flowloom.invalid/lab/cyclonus/batched")),
+    for_suites(program("cyclonus", "cyclonus-worker", "flowloom.invalid/lab/cyclonus/worker")),
 ];
 
 const fn for_suites(program: Program) -> Program {
@@ -161,5 +162,8 @@ fn stamp(program: &Program) -> Result<String> {
     text.extend(fs::read(dir.join("go.sum"))?);
     text.extend(linker_flags(program)?.bytes());
     text.extend(program.package.bytes());
+    if let Some(own) = program.package.strip_prefix("flowloom.invalid/lab/") {
+        text.extend(fs::read(paths::source().join("build").join(own).join("main.go"))?);
+    }
     Ok(oci::digest(&text))
 }

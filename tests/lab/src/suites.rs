@@ -39,6 +39,11 @@ pub const GROUPS: &[Group] = &[
         "services-smoke",
         r"\[sig-network\] Services should (serve a basic endpoint from pods|be able to create a functioning NodePort service|be rejected when no endpoints exist)",
     ),
+    // What tier k8s runs: a test or two of each kind, none of which waits for long.
+    group(
+        "quick",
+        r"\[sig-network\] (Services should (serve a basic endpoint from pods|be able to create a functioning NodePort service|be rejected when no endpoints exist|allow pods to hairpin back|support externalTrafficPolicy=Local for type=NodePort|be possible to connect to a service via ExternalIP|have session affinity work for service with type clusterIP|create endpoints for unready pods)|Netpol NetworkPolicy between server and client should (support a 'default-deny-ingress' policy|enforce policy based on Ports|deny egress from pods based on PodSelector|stop enforcing policies after they are deleted)|HostPort |DNS should provide DNS for the cluster|EndpointSlice should support a Service with multiple endpoint IPs|\[Feature:IPv6DualStack\] should be able to reach pod on ipv4 and ipv6 ip)",
+    ),
     Group {
         skip: Some("IPv6DualStack"),
         ..group("networking", r"\[sig-network\] Networking Granular Checks")
@@ -209,13 +214,7 @@ fn e2e(lab: &Lab, group: &Group, options: &RunOptions, reports: &Path) -> Result
 fn cyclonus(name: &str, junit: &Path) -> Vec<String> {
     let mut argv = vec![
         program("cyclonus"),
-        "generate".into(),
-        "--server-protocol=TCP,UDP".into(),
         "--exclude=sctp".into(),
-        "--job-timeout-seconds=1".into(),
-        "--perturbation-wait-seconds=1".into(),
-        "--retries=2".into(),
-        "--cleanup-namespaces".into(),
         format!("--junit-results-file={}", junit.display()),
     ];
     if name == "cyclonus-smoke" {
