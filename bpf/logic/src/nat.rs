@@ -301,6 +301,8 @@ fn to_host<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
         learn_reply(t, p);
     }
     go!(to_backend(f, p));
+    // A frame from a tunnel bears nobody's address: the stack would take it for another's.
+    f.for_this_host();
     p.verdict = Verdict::PASS.0;
     Step::DONE
 }

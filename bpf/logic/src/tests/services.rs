@@ -798,6 +798,8 @@ fn a_workload_of_another_node_uses_a_node_port_through_the_tunnel() {
         let t = with_node_port(v6, &[(node(v6), 6443)], true);
         let out = from_overlay(&t, asked.clone());
         out.to_stack();
+        // The stack dropped it otherwise: a host-network backend never answered a Pod of another node that used its node port.
+        assert!(out.bytes.for_this_host);
         assert_eq!(tuple(&out.bytes.data), (ip(v6, REMOTE), 5000, node(v6), 6443));
         let answer = packet(protocol, (node(v6), 6443), (ip(v6, REMOTE), 5000), SYN | ACK);
         let out = run(&t, hook_to_overlay, FakeFrame::new(answer, OVERLAY));
