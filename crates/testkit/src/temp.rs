@@ -22,6 +22,12 @@ impl TempDir {
     }
 }
 
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        remove_with_mounts(self.dir.path());
+    }
+}
+
 /// Makes one under the system's temporary directory, named after this process and the label.
 ///
 /// # Errors
@@ -42,9 +48,20 @@ pub(crate) fn sweep() {
         .map(|e| e.path())
         .collect();
     for path in stale {
-        let _ = nix::mount::umount2(&path, nix::mount::MntFlags::MNT_DETACH);
-        let _ = fs::remove_dir_all(&path);
+        remove_with_mounts(&path);
     }
+}
+
+/// Removes a directory after what is mounted on it and below it: namespaces of an agent that was killed, file systems.
+pub(crate) fn remove_with_mounts(dir: &Path) {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    // The kernel lists mounts in the order they were made; what was mounted last goes first.
+    for target in mounts.lines().rev().filter_map(|l| l.split(' ').nth(1)).map(Path::new) {
+        if target.starts_with(dir) {
+            let _ = nix::mount::umount2(target, nix::mount::MntFlags::MNT_DETACH);
+        }
+    }
+    let _ = fs::remove_dir_all(dir);
 }
 
 /// Whether a name is `fl<pid>-...` of a process that is no more.

@@ -109,7 +109,7 @@ fn run(undo: &Undo) {
             let _ = crate::ns::remove(path);
         }
         Undo::Dir(path) => {
-            let _ = std::fs::remove_dir_all(path);
+            crate::temp::remove_with_mounts(path);
         }
     }
 }

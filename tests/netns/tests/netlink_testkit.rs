@@ -14,7 +14,7 @@ use flowloom_netlink::{Address, DEFAULT_DIR, IfIndex, LinkName, Mac};
 use flowloom_testkit::{
     Bpffs, Capture, Cmd, Direction, EchoServer, Fault, Mode, Netfilter, Ns, Outcome, Packet, Probe, Proto,
     RawSender, SctpServer, TcpFlow, TcpServer, Topology, UdpReceiver, UdpSender, arp, connect, eventually,
-    icmp, nd, never, probe_all, tcp_flags, vxlan,
+    icmp, nd, never, probe_all, tcp_flags, temp_dir, vxlan,
 };
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -380,7 +380,16 @@ fn child_that_holds_guards_and_waits() {
     let ns = Ns::new("child").unwrap();
     let bpffs = Bpffs::mount().unwrap();
     let process = Cmd::new(&["tail", "-f", "/dev/null"]).in_netns(&ns).unwrap().spawn().unwrap();
-    println!("ready {} {} {}", ns.path().display(), bpffs.path().display(), process.pid());
+    // As an agent under test leaves them: namespaces of workloads, mounted below the test's directory.
+    let dir = temp_dir("child").unwrap();
+    for name in ["one", "two"] {
+        let target = dir.path().join(name);
+        fs::write(&target, "").unwrap();
+        let bind = nix::mount::MsFlags::MS_BIND;
+        nix::mount::mount(Some(ns.path()), &target, None::<&str>, bind, None::<&str>).unwrap();
+    }
+    let shown = [ns.path(), bpffs.path(), dir.path()].map(|p| p.display().to_string()).join(" ");
+    println!("ready {shown} {}", process.pid());
     eventually(Duration::from_secs(60), || Err::<(), _>("nobody ended this process"));
 }
 
@@ -402,12 +411,13 @@ fn start_child() -> Result<(std::process::Child, Vec<String>)> {
 #[test]
 fn an_interrupted_test_process_leaves_nothing_behind() -> Result<()> {
     let (mut child, words) = start_child()?;
-    let (ns, bpffs, pid) = (Path::new(&words[0]), Path::new(&words[1]), words[2].parse()?);
-    assert!(ns.exists() && mounted(bpffs) && exists(pid));
+    let [ns, bpffs, dir] = [0, 1, 2].map(|n| Path::new(&words[n]));
+    let pid = words[3].parse()?;
+    assert!(ns.exists() && mounted(bpffs) && mounted(&dir.join("two")) && exists(pid));
     kill(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGTERM)?;
     let status = child.wait()?;
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(libc::SIGTERM));
-    assert!(!ns.exists() && !bpffs.exists() && !mounted(bpffs));
+    assert!(!ns.exists() && !bpffs.exists() && !mounted(bpffs) && !dir.exists());
     eventually(5 * SECOND, || if exists(pid) { Err(pid) } else { Ok(()) });
     Ok(())
 }
@@ -415,14 +425,15 @@ fn an_interrupted_test_process_leaves_nothing_behind() -> Result<()> {
 #[test]
 fn what_a_killed_test_process_left_is_swept_by_the_next() -> Result<()> {
     let (mut child, words) = start_child()?;
-    let (ns, bpffs, pid) = (Path::new(&words[0]), Path::new(&words[1]), words[2].parse()?);
+    let [ns, bpffs, dir] = [0, 1, 2].map(|n| Path::new(&words[n]));
+    let pid = words[3].parse()?;
     child.kill()?;
     child.wait()?;
-    assert!(ns.exists() && exists(pid) && mounted(bpffs));
+    assert!(ns.exists() && exists(pid) && mounted(bpffs) && mounted(&dir.join("two")));
     let (mut second, others) = start_child()?;
     assert_ne!(words[0], others[0]);
     assert!(!ns.exists());
-    eventually(5 * SECOND, || if exists(pid) || mounted(bpffs) { Err(pid) } else { Ok(()) });
+    eventually(5 * SECOND, || if exists(pid) || mounted(bpffs) || dir.exists() { Err(pid) } else { Ok(()) });
     kill(Pid::from_raw(i32::try_from(second.id())?), Signal::SIGINT)?;
     second.wait()?;
     let left: Vec<_> = fs::read_dir(DEFAULT_DIR)?
