@@ -5,7 +5,6 @@ use flowloom_bpf_abi::CtDecision;
 use flowloom_compiler::EndpointId;
 use flowloom_datapath::conntrack::Side;
 use flowloom_datapath::{ConntrackRow, CtFilter, View};
-use flowloom_model::EndpointKey;
 
 use crate::core::{Core, Handle};
 use crate::names;
@@ -59,15 +58,15 @@ async fn resolve(core: &Handle, filter: v1::ConntrackFilter) -> Result<(View, Ct
 
 impl Core {
     fn ct_filter(&self, filter: &v1::ConntrackFilter) -> Result<CtFilter, ApiError> {
-        let vpc = filter.vpc.as_deref().map(|name| self.vpc_id(name)).transpose()?;
-        let endpoint = match (&filter.vpc, &filter.endpoint) {
-            (_, None) => None,
+        let of_vpc = |name: &str| self.vpc_id(name).map(Some);
+        let (vpc, endpoint) = match (&filter.vpc, &filter.endpoint) {
+            (vpc, None) => (vpc.as_deref().map_or(Ok(None), of_vpc)?, None),
             (None, Some(_)) => return Err(invalid("endpoint needs vpc: its name is unique there only")),
             (Some(vpc), Some(name)) => {
-                let key: EndpointKey =
-                    format!("{vpc}/{name}").parse().map_err(|e| invalid(format!("{e}")))?;
+                let key = self.endpoint_meant(vpc, name)?;
                 let id = self.wanted.endpoints.get(&key).map(|e| e.id);
-                Some(id.ok_or_else(|| not_found(format!("endpoint {key}")))?)
+                let id = id.ok_or_else(|| not_found(format!("endpoint {key}")))?;
+                (of_vpc(key.vpc.as_str())?, Some(id))
             }
         };
         let protocol = filter

@@ -12,6 +12,7 @@ use flowloom_model::{EndpointKey, VpcName};
 use tokio::sync::broadcast;
 
 use crate::names;
+use crate::sides::Who;
 
 /// Events a slow stream may be behind before it loses some.
 const STREAM_BACKLOG: usize = 4096;
@@ -89,19 +90,14 @@ impl EventLog {
     /// The newest `last` events of the history that pass (all when `None`), and what comes after them.
     pub(crate) fn subscribe(
         &self,
-        filter: &v1::EventFilter,
+        passes: impl Fn(&v1::Event) -> bool,
         last: Option<usize>,
     ) -> (Vec<Arc<v1::Event>>, broadcast::Receiver<Arc<v1::Event>>) {
         // Under the lock nothing is pushed: no event is in both or in neither.
         let history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         let receiver = self.streams.subscribe();
-        let mut old: Vec<_> = history
-            .iter()
-            .rev()
-            .filter(|e| filter.matches(e))
-            .take(last.unwrap_or(usize::MAX))
-            .cloned()
-            .collect();
+        let mut old: Vec<_> =
+            history.iter().rev().filter(|e| passes(e)).take(last.unwrap_or(usize::MAX)).cloned().collect();
         old.reverse();
         (old, receiver)
     }
@@ -121,6 +117,39 @@ impl EventLog {
             lost: 0,
             streams: self.open.load(Ordering::Relaxed),
         }
+    }
+}
+
+/// A filter whose sides are found.
+#[derive(Debug, Default)]
+pub(crate) struct Passes {
+    pub(crate) vpc: Option<String>,
+    pub(crate) verdict: Option<v1::Verdict>,
+    pub(crate) reason: Option<String>,
+    pub(crate) either: Option<Who>,
+    pub(crate) from: Option<Who>,
+    pub(crate) to: Option<Who>,
+}
+
+impl Passes {
+    /// All but the sides.
+    pub(crate) fn of(filter: &v1::EventFilter) -> Self {
+        Self {
+            vpc: filter.vpc.clone(),
+            verdict: filter.verdict,
+            reason: filter.reason.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Whether an event passes.
+    pub(crate) fn event(&self, e: &v1::Event) -> bool {
+        self.vpc.as_ref().is_none_or(|v| *v == e.vpc.name)
+            && self.verdict.is_none_or(|v| v == e.verdict)
+            && self.reason.as_ref().is_none_or(|r| e.reason.as_ref() == Some(r))
+            && self.either.as_ref().is_none_or(|who| who.is_either(e))
+            && self.from.as_ref().is_none_or(|who| who.is(e, true))
+            && self.to.as_ref().is_none_or(|who| who.is(e, false))
     }
 }
 
@@ -218,7 +247,7 @@ mod tests {
     fn numbers_get_the_names_that_people_wrote() {
         let log = log();
         log.push(&raw(1, abi::DropReason::PolicyEgress), (1_000, 500));
-        let (events, _) = log.subscribe(&v1::EventFilter::default(), None);
+        let (events, _) = log.subscribe(|_| true, None);
         let e = &events[0];
         assert_eq!((e.vpc.name.as_str(), e.time_ns), ("red", 900));
         assert_eq!(e.endpoint, Some(v1::Named::new("web", 1)));
@@ -232,7 +261,7 @@ mod tests {
     fn the_same_address_in_another_vpc_is_nobody() {
         let log = log();
         log.push(&abi::Event { vpc: 8, ..raw(0, abi::DropReason::NoRoute) }, (0, 0));
-        let (events, _) = log.subscribe(&v1::EventFilter::default(), None);
+        let (events, _) = log.subscribe(|_| true, None);
         assert_eq!((events[0].vpc.name.as_str(), &events[0].dst_endpoint), ("", &None));
     }
 
@@ -243,12 +272,9 @@ mod tests {
             log.push(&raw(id, abi::DropReason::NoRoute), (0, 0));
         }
         let of = |name: &str, last| {
-            let filter = v1::EventFilter {
-                endpoint: Some(name.into()),
-                vpc: Some("red".into()),
-                ..Default::default()
-            };
-            log.subscribe(&filter, last).0.iter().map(|e| e.seq).collect::<Vec<_>>()
+            let passes =
+                Passes { either: Some(Who::Name(Some("red".into()), name.into())), ..Passes::default() };
+            log.subscribe(|e| passes.event(e), last).0.iter().map(|e| e.seq).collect::<Vec<_>>()
         };
         assert_eq!(of("web", None), vec![4]);
         assert_eq!(of("db", Some(1)), vec![5]);
@@ -257,7 +283,7 @@ mod tests {
     #[test]
     fn a_slow_stream_loses_and_is_told_how_many() {
         let log = log();
-        let (_, mut receiver) = log.subscribe(&v1::EventFilter::default(), Some(0));
+        let (_, mut receiver) = log.subscribe(|_| true, Some(0));
         for _ in 0..STREAM_BACKLOG + 10 {
             log.push(&raw(1, abi::DropReason::NoRoute), (0, 0));
         }

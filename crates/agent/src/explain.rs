@@ -5,14 +5,11 @@ use std::net::IpAddr;
 use flowloom_api::v1::{self, ApiError, ErrorCode};
 use flowloom_compiler as compiler;
 use flowloom_compiler::{DecidedBy, ExplainError, Party, PartyView, PolicySlot, PortQuery, Query};
-use flowloom_model::{EndpointKey, Family, VpcName};
+use flowloom_model::{Family, VpcName};
 
 use crate::core::Core;
 use crate::names;
-
-fn invalid(message: impl std::fmt::Display) -> ApiError {
-    ApiError::new(ErrorCode::InvalidRequest, message.to_string())
-}
+use crate::sides::{JUDGED, invalid};
 
 const fn verdict(v: compiler::Verdict) -> v1::Verdict {
     match v {
@@ -23,64 +20,16 @@ const fn verdict(v: compiler::Verdict) -> v1::Verdict {
 }
 
 impl Core {
-    /// An address, or an endpoint's name.
-    pub(crate) fn party(&self, vpc: &VpcName, text: &str, family: Option<Family>) -> Result<Party, ApiError> {
-        if let Ok(ip) = text.parse::<IpAddr>() {
-            return Ok(Party::Address(ip));
-        }
-        let bare = text.strip_prefix(vpc.as_str()).and_then(|t| t.strip_prefix('/')).unwrap_or(text);
-        let name = bare
-            .parse()
-            .map_err(|_| invalid(format!("{text:?} is neither an address nor an endpoint's name")))?;
-        let key = EndpointKey { vpc: vpc.clone(), name };
-        let Some(endpoint) = self.world.endpoints.get(&key) else {
-            return Err(ApiError::new(ErrorCode::NotFound, format!("endpoint {key} does not exist")));
-        };
-        // The family asked for decides which of its addresses is meant.
-        match family {
-            Some(f) => endpoint
-                .ips
-                .iter()
-                .find(|ip| Family::of(**ip) == f)
-                .map(|ip| Party::Address(*ip))
-                .ok_or_else(|| invalid(format!("endpoint {key} has no {f} address"))),
-            None => Ok(Party::Endpoint(key.name)),
-        }
-    }
-
-    /// The family that both sides have: the one asked for, an address's own, or the first in common.
-    fn family_of(
-        &self,
-        vpc: &VpcName,
-        texts: [&str; 2],
-        asked: Option<u8>,
-    ) -> Result<Option<Family>, ApiError> {
-        match asked {
-            Some(4) => return Ok(Some(Family::V4)),
-            Some(6) => return Ok(Some(Family::V6)),
-            Some(n) => return Err(invalid(format!("family {n} is neither 4 nor 6"))),
-            None => {}
-        }
-        for family in [Family::V4, Family::V6] {
-            let has = |text: &str| match self.party(vpc, text, Some(family)) {
-                Ok(Party::Address(ip)) => Family::of(ip) == family,
-                _ => false,
-            };
-            if texts.into_iter().all(has) {
-                return Ok(Some(family));
-            }
-        }
-        Ok(None)
-    }
-
     /// # Errors
     /// A question that names what does not exist or cannot meet.
     pub(crate) fn explain(&mut self, request: &v1::ExplainRequest) -> Result<v1::Explanation, ApiError> {
-        let vpc: VpcName = request.vpc.parse().map_err(invalid)?;
-        let family = self.family_of(&vpc, [&request.from, &request.to], request.family)?;
-        let v4 = family != Some(Family::V6);
-        let protocol = names::protocol_number(&request.protocol, v4)
+        let sides = self.sides(&request.vpc, &request.from, &request.to)?;
+        let (family, source, destination) = self.family_of(&sides, request.family)?;
+        let protocol = names::protocol_number(&request.protocol, family == Family::V4)
             .ok_or_else(|| invalid(format!("protocol {:?} is unknown", request.protocol)))?;
+        if let Some(service) = self.service_side(&sides.to, source, &sides.vpc, protocol, request.port)? {
+            return self.explain_service_side(&sides.vpc, source, protocol, service);
+        }
         let port = match protocol {
             1 | 58 => PortQuery::Icmp {
                 kind: request.icmp_type.unwrap_or(if protocol == 1 { 8 } else { 128 }),
@@ -91,10 +40,60 @@ impl Core {
             ),
             _ => PortQuery::None,
         };
+        self.explain_pair(&sides.vpc, source, destination, protocol, port)
+    }
+
+    /// To each backend in use. What refuses one of them is shown: a connection may go there.
+    fn explain_service_side(
+        &self,
+        vpc: &VpcName,
+        source: IpAddr,
+        protocol: u8,
+        mut service: v1::ServiceSide,
+    ) -> Result<v1::Explanation, ApiError> {
+        let mut shown: Option<v1::Explanation> = None;
+        for backend in service.backends.iter_mut().filter(|b| b.used).take(JUDGED) {
+            let to = PortQuery::Port(backend.port);
+            let explanation = self.explain_pair(vpc, source, backend.ip, protocol, to)?;
+            backend.verdict = Some(explanation.verdict);
+            let passes = |e: &v1::Explanation| e.verdict == v1::Verdict::Allow;
+            if shown.as_ref().is_none_or(|s| passes(s) && !passes(&explanation)) {
+                shown = Some(explanation);
+            }
+        }
+        let name = format!("svc/{}", service.service);
+        let mut explanation = shown.unwrap_or_else(|| v1::Explanation {
+            verdict: if service.answer == "silence" { v1::Verdict::Drop } else { v1::Verdict::Reject },
+            summary: match service.answer.as_str() {
+                "silence" => format!("{name} has no backend on this node; other nodes have"),
+                _ => format!("{name} has no backend"),
+            },
+            egress: None,
+            ingress: None,
+            service: None,
+        });
+        let judged: Vec<v1::Verdict> = service.backends.iter().filter_map(|b| b.verdict).collect();
+        if !judged.is_empty() {
+            let allowed = judged.iter().filter(|v| **v == v1::Verdict::Allow).count();
+            explanation.summary =
+                format!("{name} by {allowed} of {} backends; {}", judged.len(), explanation.summary);
+        }
+        explanation.service = Some(service);
+        Ok(explanation)
+    }
+
+    fn explain_pair(
+        &self,
+        vpc: &VpcName,
+        source: IpAddr,
+        destination: IpAddr,
+        protocol: u8,
+        port: PortQuery,
+    ) -> Result<v1::Explanation, ApiError> {
         let query = Query {
-            source: self.party(&vpc, &request.from, family)?,
-            destination: self.party(&vpc, &request.to, family)?,
-            vpc,
+            source: Party::Address(source),
+            destination: Party::Address(destination),
+            vpc: vpc.clone(),
             protocol,
             port,
         };
@@ -108,7 +107,8 @@ impl Core {
         })?;
         let egress = answer.egress.as_ref().map(|j| self.judgement(j, &answer.destination, &answer));
         let ingress = answer.ingress.as_ref().map(|j| self.judgement(j, &answer.source, &answer));
-        Ok(v1::Explanation { verdict: verdict(answer.verdict), summary: answer.summary, egress, ingress })
+        let verdict = verdict(answer.verdict);
+        Ok(v1::Explanation { verdict, summary: answer.summary, egress, ingress, service: None })
     }
 
     fn judgement(

@@ -11,6 +11,7 @@
 //! | `store`, `writes` | durable state; every write counted |
 //! | `events`, `threads` | the event log; what waits beside the core |
 //! | `health` | health over TCP: of the node, of Services' health-check ports |
+//! | `sides` | what people mean by `namespace/pod`, `svc/namespace/name`, `vpc/name` |
 //! | `api`, `views`, `connections`, `explain`, `trace`, `names`, `conditions` | the HTTP API and what it shows |
 #![forbid(unsafe_code)]
 
@@ -39,6 +40,7 @@ mod reconcile;
 mod record;
 mod replay;
 mod services;
+mod sides;
 mod source;
 mod store;
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! Services as the API shows them.
 
 use flowloom_api::v1::{self, ApiError};
-use flowloom_compiler::{FrontendAnswer, Scope, ServiceKey, explain_service};
+use flowloom_compiler::{Scope, ServiceKey, explain_service};
 use flowloom_model::{BackendState, DEFAULT_VPC, Service, ServicePort, joined};
 
 use crate::core::{Core, now_ms};
+use crate::sides::answer_word;
 use crate::views::not_found;
 
 impl Core {
@@ -53,12 +54,7 @@ impl Core {
             taken_by: f.taken_by.map(|name| name.to_string()),
             local_policy: f.local_policy,
             source_ranges: f.source_ranges.iter().map(ToString::to_string).collect(),
-            answer: match f.answer {
-                FrontendAnswer::Backend => "backend",
-                FrontendAnswer::Refused => "refused",
-                FrontendAnswer::Silence => "silence",
-            }
-            .to_owned(),
+            answer: answer_word(f.answer).to_owned(),
             backends: f
                 .backends
                 .into_iter()
@@ -91,13 +87,17 @@ impl Core {
     }
 
     /// `vpc/name`; where there is no such service, `namespace/name` of the default VPC.
-    fn service_key(&self, vpc: &str, name: &str) -> Result<ServiceKey, ApiError> {
+    pub(crate) fn service_key(&self, vpc: &str, name: &str) -> Result<ServiceKey, ApiError> {
         let key = |vpc: &str, name: &str| Some((vpc.parse().ok()?, name.parse().ok()?));
         let known = |key: &ServiceKey| self.world.services.contains_key(key);
         key(vpc, name)
             .filter(known)
             .or_else(|| key(DEFAULT_VPC, &joined(&[vpc, name])).filter(known))
-            .ok_or_else(|| missing(vpc, name))
+            .ok_or_else(|| {
+                let mut e = missing(vpc, name);
+                e.message.push_str(&self.near_service(vpc, name));
+                e
+            })
     }
 
     fn service_conditions(&mut self) -> Vec<v1::ObjectConditions> {

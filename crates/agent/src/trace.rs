@@ -4,24 +4,21 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use flowloom_api::v1::{self, ApiError, ErrorCode};
-use flowloom_compiler::{Identity, Party};
+use flowloom_compiler::Identity;
 use flowloom_datapath::packet::{Frame, Transport};
 use flowloom_datapath::trace::{Action, Answer, Step, Tracked};
 use flowloom_datapath::{Hook, TraceRequest, View};
-use flowloom_model::{EndpointKey, Family, Mac, VpcName};
+use flowloom_model::{EndpointKey, Family, Mac};
 
 use crate::core::{Core, Handle};
 use crate::names;
+use crate::sides::invalid;
 use crate::views::kernel;
 
 /// Largest payload.
 const PAYLOAD: u16 = 8192;
 /// A hardware address for senders that are not on this node.
 const ELSEWHERE: Mac = Mac([0x02, 0xf1, 0, 0, 0, 2]);
-
-fn invalid(message: impl std::fmt::Display) -> ApiError {
-    ApiError::new(ErrorCode::InvalidRequest, message.to_string())
-}
 
 /// A packet to trace, with what its report needs.
 struct Prepared {
@@ -30,6 +27,7 @@ struct Prepared {
     packet: String,
     src: IpAddr,
     dst: IpAddr,
+    service: Option<v1::ServiceSide>,
 }
 
 /// Answers `POST /v1/trace`. The run is outside the core's thread: the first one loads the dry-run programs.
@@ -37,7 +35,7 @@ struct Prepared {
 /// # Errors
 /// A packet that cannot be, or what the kernel refuses.
 pub(crate) async fn trace(core: &Handle, request: v1::TraceRequest) -> Result<v1::TraceReport, ApiError> {
-    let Prepared { view, traced, packet, src, dst } =
+    let Prepared { view, traced, packet, src, dst, service } =
         core.ask(move |core| core.prepare_trace(&request)).await??;
     let run = move || {
         let start = Instant::now();
@@ -57,6 +55,7 @@ pub(crate) async fn trace(core: &Handle, request: v1::TraceRequest) -> Result<v1
             dst,
             steps,
             duration_ns: u32::try_from(duration.as_nanos()).unwrap_or(u32::MAX),
+            service,
         }
     })
     .await
@@ -64,9 +63,15 @@ pub(crate) async fn trace(core: &Handle, request: v1::TraceRequest) -> Result<v1
 
 impl Core {
     fn prepare_trace(&self, request: &v1::TraceRequest) -> Result<Prepared, ApiError> {
-        let vpc: VpcName = request.vpc.parse().map_err(invalid)?;
         let ingress = request.direction == Some(v1::Direction::Ingress);
-        let (src, dst) = self.addresses(&vpc, request)?;
+        let sides = self.sides(&request.vpc, &request.from, &request.to)?;
+        let (family, src, dst) = self.family_of(&sides, request.family)?;
+        let protocol = names::protocol_number(&request.protocol, family == Family::V4)
+            .ok_or_else(|| invalid(format!("protocol {:?} is unknown", request.protocol)))?;
+        let service = self.service_side(&sides.to, src, &sides.vpc, protocol, request.port)?;
+        // What the workload asks for; the programs choose the backend.
+        let (dst, port) = service.as_ref().map_or((dst, request.port), |s| (s.ip, Some(s.port)));
+        let vpc = sides.vpc;
         let at = if ingress { dst } else { src };
         let local = self.plan.endpoints.values().find(|e| e.key.vpc == vpc && e.ips.contains(&at));
         let Some(plan) = local else {
@@ -80,17 +85,15 @@ impl Core {
             ApiError::new(ErrorCode::Conflict, format!("endpoint {} has no device", plan.key))
         })?;
         let v6 = src.is_ipv6();
-        let protocol = names::protocol_number(&request.protocol, !v6)
-            .ok_or_else(|| invalid(format!("protocol {:?} is unknown", request.protocol)))?;
         let payload = request.payload.unwrap_or(0);
         if payload > PAYLOAD {
             return Err(invalid(format!("payload: at most {PAYLOAD} bytes")));
         }
-        if matches!(protocol, 6 | 17 | 132) && request.port.is_none() {
+        if matches!(protocol, 6 | 17 | 132) && port.is_none() {
             return Err(invalid(format!("{} needs a port", request.protocol)));
         }
         let source_port = request.src_port.unwrap_or(40_000);
-        let mut transport = Transport::new(protocol, v6, source_port, request.port.unwrap_or(0));
+        let mut transport = Transport::new(protocol, v6, source_port, port.unwrap_or(0));
         if let (Transport::Tcp { flags, .. }, Some(letters)) = (&mut transport, &request.tcp_flags) {
             *flags = names::tcp_flags_byte(letters)
                 .ok_or_else(|| invalid(format!("tcp_flags {letters:?}: letters of SAFRPUEC")))?;
@@ -111,40 +114,15 @@ impl Core {
             frame: frame.build().map_err(invalid)?,
             mark: 0,
         };
-        let port = |p: Option<u16>| p.map(|p| format!(":{p}")).unwrap_or_default();
+        let tail = |p: Option<u16>| p.map(|p| format!(":{p}")).unwrap_or_default();
         let shown = |ip: IpAddr, p: Option<u16>| match ip {
-            IpAddr::V6(_) if p.is_some() => format!("[{ip}]{}", port(p)),
-            _ => format!("{ip}{}", port(p)),
+            IpAddr::V6(_) if p.is_some() => format!("[{ip}]{}", tail(p)),
+            _ => format!("{ip}{}", tail(p)),
         };
-        let from = request.port.map(|_| source_port);
-        let packet = format!(
-            "{vpc}: {} {} -> {}",
-            names::protocol(protocol),
-            shown(src, from),
-            shown(dst, request.port)
-        );
-        Ok(Prepared { view: self.kernel_view()?.clone(), traced, packet, src, dst })
-    }
-
-    fn addresses(&self, vpc: &VpcName, request: &v1::TraceRequest) -> Result<(IpAddr, IpAddr), ApiError> {
-        let families = match request.family {
-            None => vec![Family::V4, Family::V6],
-            Some(4) => vec![Family::V4],
-            Some(6) => vec![Family::V6],
-            Some(n) => return Err(invalid(format!("family {n} is neither 4 nor 6"))),
-        };
-        let mut last = invalid("no family");
-        for family in families {
-            let one = |text: &str| match self.party(vpc, text, Some(family))? {
-                Party::Address(ip) if Family::of(ip) == family => Ok(ip),
-                _ => Err(invalid(format!("{text} has no {family} address"))),
-            };
-            match one(&request.from).and_then(|src| Ok((src, one(&request.to)?))) {
-                Ok(pair) => return Ok(pair),
-                Err(e) => last = e,
-            }
-        }
-        Err(last)
+        let from = port.map(|_| source_port);
+        let packet =
+            format!("{vpc}: {} {} -> {}", names::protocol(protocol), shown(src, from), shown(dst, port));
+        Ok(Prepared { view: self.kernel_view()?.clone(), traced, packet, src, dst, service })
     }
 
     fn step(&self, step: &Step) -> v1::TraceStep {

@@ -469,14 +469,19 @@ impl Core {
 
     pub(crate) fn drop_list(&self, filter: &v1::DropFilter) -> Result<v1::DropList, ApiError> {
         let rows = self.kernel_view()?.drops().map_err(kernel)?;
+        let (mut vpc, mut endpoint) = (filter.vpc.clone(), filter.endpoint.clone());
+        if let (Some(before), Some(name)) = (&vpc, &endpoint) {
+            let key = self.endpoint_meant(before, name)?;
+            (vpc, endpoint) = (Some(key.vpc.to_string()), Some(key.name.to_string()));
+        }
         let mut drops = Vec::new();
         for row in rows {
             let plan = row.endpoint.and_then(|id| self.wanted.endpoints.values().find(|e| e.id == id));
             let (reason, text) = row.reason.map_or((v1::Named::new("Unknown", 0), ""), |r| {
                 (v1::Named::new(r.name(), r as u32), r.text())
             });
-            let matches = filter.vpc.as_ref().is_none_or(|v| plan.is_some_and(|p| p.key.vpc.as_str() == v))
-                && filter.endpoint.as_ref().is_none_or(|n| plan.is_some_and(|p| p.key.name.as_str() == n))
+            let matches = vpc.as_ref().is_none_or(|v| plan.is_some_and(|p| p.key.vpc.as_str() == v))
+                && endpoint.as_ref().is_none_or(|n| plan.is_some_and(|p| p.key.name.as_str() == n))
                 && filter.reason.as_ref().is_none_or(|r| *r == reason.name);
             if !matches || row.packets == 0 {
                 continue;

@@ -236,6 +236,8 @@ impl Client {
         let mut query = Vec::new();
         query.extend(filter.vpc.clone().map(|v| ("vpc", v)));
         query.extend(filter.endpoint.clone().map(|v| ("endpoint", v)));
+        query.extend(filter.from.clone().map(|v| ("from", v)));
+        query.extend(filter.to.clone().map(|v| ("to", v)));
         query.extend(filter.verdict.map(|v| ("verdict", v.name().to_owned())));
         query.extend(filter.reason.clone().map(|v| ("reason", v)));
         query.extend(filter.last.map(|v| ("last", v.to_string())));

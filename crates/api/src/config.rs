@@ -15,36 +15,10 @@ pub fn with_suggestion(message: &str) -> String {
         .filter(|w| !w.is_empty() && !matches!(*w, "one" | "of" | "or"))
         .map(str::to_owned)
         .collect();
-    match nearest(unknown, &known) {
+    match crate::nearest(unknown, known.iter().map(String::as_str)) {
         Some(near) => format!("{message}; did you mean `{near}`?"),
         None => message.to_owned(),
     }
-}
-
-/// The nearest of the known names, when it is near enough to be a slip.
-fn nearest<'a>(name: &str, known: &'a [String]) -> Option<&'a str> {
-    known
-        .iter()
-        .map(|k| (distance(name, k), k.as_str()))
-        .filter(|(d, k)| *d <= 1 + name.len() / 3 || k.starts_with(name) || name.starts_with(*k))
-        .min()
-        .map(|(_, k)| k)
-}
-
-/// Levenshtein distance.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = i;
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let cost = diagonal + usize::from(ca != *cb);
-            diagonal = row[j + 1];
-            row[j + 1] = cost.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

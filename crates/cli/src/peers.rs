@@ -1,49 +1,17 @@
-//! Endpoints and addresses as people write them: `vpc/name`, `vpc/address`, or either alone.
+//! Endpoints as people write them: `vpc/name`, `namespace/pod`, `pod/namespace/name`, or a name alone.
 
-use std::net::IpAddr;
 use std::str::FromStr;
 
-use flowloom_model::{DEFAULT_VPC, EndpointName, VpcName};
+use flowloom_api::{Side, SideKind};
+use flowloom_model::{DEFAULT_VPC, VpcName, joined};
 
 use crate::exit::Failure;
-
-/// One side of a question.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Peer {
-    /// The part before the slash.
-    pub(crate) vpc: Option<VpcName>,
-    /// The rest: an endpoint's name or an address in its shortest form.
-    pub(crate) name: String,
-    /// Whether `name` is an address.
-    pub(crate) is_address: bool,
-}
-
-impl FromStr for Peer {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (vpc, rest) = match text.split_once('/') {
-            Some((vpc, rest)) => (Some(vpc.parse::<VpcName>().map_err(|e| e.to_string())?), rest),
-            None => (None, text),
-        };
-        if let Ok(address) = rest.parse::<IpAddr>() {
-            return Ok(Self { vpc, name: address.to_string(), is_address: true });
-        }
-        // Names may hold dots and digits, so a mistyped address would pass as one and not be found.
-        if rest.contains(':') || (rest.contains('.') && rest.bytes().all(|b| b.is_ascii_digit() || b == b'.'))
-        {
-            return Err(format!("{rest:?} is not an address"));
-        }
-        let name: EndpointName =
-            rest.parse().map_err(|_| format!("{rest:?} is neither an endpoint's name nor an address"))?;
-        Ok(Self { vpc, name: name.to_string(), is_address: false })
-    }
-}
 
 /// An endpoint, and nothing else.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EndpointArg {
-    pub(crate) vpc: Option<VpcName>,
+    /// A VPC, or a namespace: the agent knows.
+    pub(crate) before: Option<String>,
     pub(crate) name: String,
 }
 
@@ -51,42 +19,32 @@ impl FromStr for EndpointArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let peer: Peer = text.parse()?;
-        if peer.is_address {
-            Err("an endpoint's name is wanted here, not an address".to_owned())
-        } else {
-            Ok(peer.into())
+        let side: Side = text.parse()?;
+        if side.address().is_some() {
+            return Err("an endpoint's name is wanted here, not an address".to_owned());
         }
-    }
-}
-
-impl From<Peer> for EndpointArg {
-    fn from(p: Peer) -> Self {
-        Self { vpc: p.vpc, name: p.name }
+        match side.kind {
+            SideKind::Service => Err("an endpoint's name is wanted here, not a Service".to_owned()),
+            SideKind::Pod => {
+                let namespace = side.before.as_deref().unwrap_or_default();
+                Ok(Self { before: Some(DEFAULT_VPC.to_owned()), name: joined(&[namespace, &side.name]) })
+            }
+            SideKind::Any => Ok(Self { before: side.before, name: side.name }),
+        }
     }
 }
 
 impl EndpointArg {
-    /// VPC and name: the argument's own VPC, then `--vpc`, then the default VPC.
+    /// VPC (or namespace) and name: the argument's own, then `--vpc`, then the default VPC.
     pub(crate) fn resolve(&self, vpc: Option<&VpcName>) -> Result<(String, String), Failure> {
-        Ok((one_vpc([self.vpc.as_ref(), vpc])?, self.name.clone()))
-    }
-}
-
-/// The one VPC that all who name one agree on; the default VPC when nobody does.
-pub(crate) fn one_vpc<'a>(named: impl IntoIterator<Item = Option<&'a VpcName>>) -> Result<String, Failure> {
-    let mut found: Option<&VpcName> = None;
-    for vpc in named.into_iter().flatten() {
-        match found {
-            Some(other) if other != vpc => {
-                return Err(Failure::usage(format!(
-                    "VPC {other} and VPC {vpc}: both sides must be in one VPC; nothing is ever forwarded between VPCs"
-                )));
+        match (&self.before, vpc) {
+            (Some(before), Some(vpc)) if before != vpc.as_str() => {
+                Err(Failure::usage(format!("the endpoint is one of {before}, --vpc says {vpc}")))
             }
-            _ => found = Some(vpc),
+            (Some(before), _) => Ok((before.clone(), self.name.clone())),
+            (None, vpc) => Ok((vpc.map_or(DEFAULT_VPC, VpcName::as_str).to_owned(), self.name.clone())),
         }
     }
-    Ok(found.map_or_else(|| DEFAULT_VPC.to_owned(), ToString::to_string))
 }
 
 #[cfg(test)]
@@ -94,26 +52,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn either_form_on_either_side() {
-        let p = |s: &str| s.parse::<Peer>();
-        assert_eq!(p("web-1").unwrap(), Peer { vpc: None, name: "web-1".into(), is_address: false });
-        assert_eq!(p("red/10.0.0.5").unwrap().vpc.unwrap().as_str(), "red");
-        assert_eq!(p("red/FD00:0::1").unwrap().name, "fd00::1");
-        assert!(p("fd00::1").unwrap().is_address);
-        for bad in ["", "/", "red/", "/web", "10.0.0.256", "10.0.0", "010.0.0.1", "fd00::g", "Web", "a/b/c"] {
-            assert!(p(bad).is_err(), "{bad}");
+    fn endpoints_and_pods_by_every_name_they_have() {
+        let of = |text: &str, vpc: Option<&str>| {
+            let vpc = vpc.map(|v| VpcName::new(v).unwrap());
+            text.parse::<EndpointArg>().unwrap().resolve(vpc.as_ref()).map_err(|e| e.exit)
+        };
+        let pair = |a: &str, b: &str| Ok((a.to_owned(), b.to_owned()));
+        assert_eq!(of("web-1", None), pair("default", "web-1"));
+        assert_eq!(of("web-1", Some("red")), pair("red", "web-1"));
+        assert_eq!(of("shop/front-0", None), pair("shop", "front-0"));
+        assert_eq!(of("pod/shop/front-0", None), pair("default", "shop.front-0"));
+        assert_eq!(of("red/web-1", Some("blue")), Err(crate::Exit::Usage));
+        for bad in ["10.0.0.1", "svc/shop/front", "Red/web", ""] {
+            assert!(bad.parse::<EndpointArg>().is_err(), "{bad}");
         }
-        assert!("10.0.0.1".parse::<EndpointArg>().is_err());
-    }
-
-    #[test]
-    fn one_vpc_for_both() {
-        let (red, blue) = (VpcName::new("red").unwrap(), VpcName::new("blue").unwrap());
-        assert_eq!(one_vpc([None, None]).unwrap(), "default");
-        assert_eq!(one_vpc([None, Some(&red)]).unwrap(), "red");
-        assert_eq!(one_vpc([Some(&red), Some(&red)]).unwrap(), "red");
-        let e = one_vpc([Some(&red), Some(&blue)]).unwrap_err();
-        assert!(e.message.contains("red") && e.message.contains("blue"));
-        assert_eq!(e.exit, crate::Exit::Usage);
     }
 }

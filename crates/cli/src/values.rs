@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use flowloom_api::{Side, SideKind};
 use flowloom_bpf_abi::DropReason;
 
 /// `30s`, `500ms`, `2m`; a number alone is seconds.
@@ -74,6 +75,19 @@ pub(crate) struct PacketArgs {
 }
 
 impl PacketArgs {
+    /// What is sent to `to`: a Service may have one port only, which then need not be said.
+    pub(crate) fn traffic_to(&self, to: &Side) -> Result<Traffic, crate::Failure> {
+        match (&self.what, &self.protocol, to.kind) {
+            (None, protocol, SideKind::Service) => Ok(Traffic {
+                protocol: protocol.clone().unwrap_or_else(|| "tcp".to_owned()),
+                port: self.port,
+                icmp_type: None,
+                icmp_code: None,
+            }),
+            _ => self.traffic(),
+        }
+    }
+
     pub(crate) fn traffic(&self) -> Result<Traffic, crate::Failure> {
         let text = match (&self.what, &self.protocol, self.port) {
             (Some(what), ..) => return Ok(what.clone()),

@@ -354,20 +354,56 @@ fn explain_answers_by_exit_code_names_rules_and_shows_where_the_kernel_differs()
         assert_eq!(ran.out.contains("DIFFERS"), verdict != "allow", "{}", ran.out);
         assert_eq!(
             agent.requests()[0].body,
-            json!({"vpc": "red", "from": "web-1", "to": "10.0.0.9", "protocol": "tcp", "port": 5432,
+            json!({"vpc": "", "from": "red/web-1", "to": "10.0.0.9", "protocol": "tcp", "port": 5432,
                    "icmp_type": null, "icmp_code": null, "family": null})
         );
     }
 }
 
 #[test]
+fn explain_and_trace_show_the_backends_of_a_service() {
+    let service = |verdict: &str| {
+        json!({"service": "shop/db", "kind": "cluster-ip", "ip": "10.96.0.7", "port": 5432, "answer": "backend", "backends": [
+            {"ip": "10.1.0.1", "port": 5432, "node": "n1", "endpoint": "shop/db-0", "used": true, "why": "ready", "verdict": verdict},
+            {"ip": "fd00::2", "port": 5432, "node": "n2", "endpoint": null, "used": false, "why": "not ready"},
+        ]})
+    };
+    let agent = FakeAgent::start(move |r| match r.path.as_str() {
+        "/v1/trace" => ok(json!({
+            "outcome": "delivered", "verdict": "allow", "reason": null, "summary": "x", "packet": "p", "src": "10.1.0.9", "dst": "10.96.0.7",
+            "steps": [], "duration_ns": 900, "service": service("allow"),
+        })),
+        _ => ok(
+            json!({"verdict": "drop", "summary": "svc/shop/db by 0 of 1 backends", "egress": null, "ingress": null, "service": service("drop")}),
+        ),
+    });
+    let ran = flowloom(&agent.socket(), "policy explain shop/front-0 svc/shop/db tcp/5432");
+    assert_eq!((ran.code, ran.err.as_str()), (4, ""));
+    assert_eq!(
+        ran.out,
+        "\
+DROP  svc/shop/db by 0 of 1 backends
+
+svc/shop/db is 10.96.0.7:5432 (cluster-ip): 1 backend in use
+  BACKEND         ENDPOINT   NODE  USED  POLICY  WHY
+  10.1.0.1:5432   shop/db-0  n1    yes   drop    ready
+  [fd00::2]:5432  -          n2    no    -       not ready
+"
+    );
+    let ran = flowloom(&agent.socket(), "trace shop/front-0 svc/shop/db tcp/5432");
+    assert!(ran.code == 0 && ran.out.contains("svc/shop/db is 10.96.0.7:5432"), "{}", ran.out);
+}
+
+#[test]
 fn explain_and_trace_take_names_and_addresses_on_either_side() {
     for (line, vpc, from, to) in [
-        ("red/web-1 red/db", "red", "web-1", "db"),
-        ("red/FD00:0::5 db", "red", "fd00::5", "db"),
-        ("web-1 red/10.0.0.9", "red", "web-1", "10.0.0.9"),
+        ("red/web-1 red/db", "", "red/web-1", "red/db"),
+        ("red/FD00:0::5 db", "", "red/fd00::5", "db"),
+        ("web-1 red/10.0.0.9", "", "web-1", "red/10.0.0.9"),
         ("web-1 db --vpc red", "red", "web-1", "db"),
-        ("web-1 db", "default", "web-1", "db"),
+        ("web-1 db", "", "web-1", "db"),
+        ("shop/front-0 svc/shop/db", "", "shop/front-0", "svc/shop/db"),
+        ("service/shop/front pod/prod/db-0", "", "svc/shop/front", "pod/prod/db-0"),
     ] {
         let agent = FakeAgent::start(|_| error(404, "NotFound", "no"));
         assert_eq!(flowloom(&agent.socket(), &format!("policy explain {line} icmp/3/4 --family 6")).code, 1);
@@ -464,8 +500,8 @@ fn observe_shows_names_and_passes_its_filters_on() {
     );
     assert_eq!(asked("observe -o yaml").0.matches("---\n").count(), 3);
     assert!(asked("observe -o wide").0.contains("(3 not reported)"));
-    let (_, request) = asked("observe --endpoint red/web-1");
-    assert_eq!(request.query, "vpc=red&endpoint=web-1");
+    let (_, request) = asked("observe --endpoint red/web-1 --from shop/front-0 --to svc/shop/db");
+    assert_eq!(request.query, "endpoint=red%2Fweb-1&from=shop%2Ffront-0&to=svc%2Fshop%2Fdb");
 }
 
 // A device nobody owns was shown as packets of VPC #0 between unspecified addresses.
@@ -622,7 +658,8 @@ fn a_wrong_command_line_is_exit_code_2_and_asks_nothing() {
         "endpoint get",
         "endpoint get 10.0.0.1",
         "endpoint get Red/web",
-        "policy explain red/a blue/b tcp/80",
+        "policy explain red/a svc/shop/ tcp/80",
+        "endpoint get svc/shop/front",
         "policy explain red/a 10.0.0.256 tcp/80",
         "policy explain a b tcp",
         "policy explain a b",
@@ -639,7 +676,7 @@ fn a_wrong_command_line_is_exit_code_2_and_asks_nothing() {
         "trace a b udp/53 --flags S",
         "observe --verdict maybe",
         "observe --reason Because",
-        "observe --vpc red --endpoint blue/x",
+        "observe --from 10.0.0.256",
         "observe --for 1s",
         "drops --reason Because",
         "ct list --protocol web",

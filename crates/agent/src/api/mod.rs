@@ -111,14 +111,11 @@ pub(crate) fn body<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Fa
     serde_json::from_slice(bytes).map_err(|e| invalid(format!("the body is not what this path takes: {e}")))
 }
 
-/// `vpc` and `endpoint` of a query: both or neither.
-pub(crate) fn both(
-    vpc: Option<String>,
-    endpoint: Option<String>,
-) -> Result<Option<flowloom_model::EndpointKey>, Failure> {
+/// `vpc` (or namespace) and `endpoint` of a query: both or neither.
+pub(crate) fn both(vpc: Option<String>, endpoint: Option<String>) -> Result<Option<(String, String)>, Failure> {
     match (vpc, endpoint) {
         (None, None) => Ok(None),
-        (Some(vpc), Some(name)) => format!("{vpc}/{name}").parse().map(Some).map_err(invalid),
+        (Some(vpc), Some(name)) => Ok(Some((vpc, name))),
         _ => Err(invalid("vpc and endpoint go together: an endpoint's name is unique in its vpc only")),
     }
 }

@@ -42,8 +42,8 @@ pub(crate) async fn trace(State(context): State<Context>, bytes: Bytes) -> Answe
 /// The core is asked once, and again after each of its passes: nothing polls.
 pub(crate) async fn wait(State(context): State<Context>, uri: Uri) -> Answer<v1::PolicyWait> {
     let q: WaitQuery = query(&uri)?;
-    let key = both(q.vpc, q.endpoint)?;
-    if q.revision.is_some() && key.is_none() {
+    let pair = both(q.vpc, q.endpoint)?;
+    if q.revision.is_some() && pair.is_none() {
         return Err(invalid("revision needs vpc and endpoint: revisions belong to endpoints"));
     }
     let start = Instant::now();
@@ -52,10 +52,13 @@ pub(crate) async fn wait(State(context): State<Context>, uri: Uri) -> Answer<v1:
     let until = async {
         loop {
             passes.borrow_and_update();
-            let key = key.clone();
+            let pair = pair.clone();
             let (revision, generation) = (q.revision, q.generation);
-            let state =
-                context.core.ask(move |core| core.in_force(key.as_ref(), revision, generation)).await??;
+            let asked = context.core.ask(move |core| {
+                let key = pair.map(|(vpc, name)| core.endpoint_meant(&vpc, &name)).transpose()?;
+                core.in_force(key.as_ref(), revision, generation)
+            });
+            let state = asked.await??;
             if state.reached {
                 return Ok(state);
             }

@@ -13,6 +13,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 
 use super::{Context, Failure, query};
+use crate::events::Passes;
 
 /// Chunks between the reader of events and a client's socket.
 const CHUNKS: usize = 64;
@@ -22,7 +23,13 @@ pub(crate) async fn events(State(context): State<Context>, uri: Uri) -> Result<R
     let log = context.core.events().clone();
     // Asked for or not, history comes first: all of it without `follow`, none with it.
     let last = filter.last.map(|n| n as usize).or(filter.follow.then_some(0));
-    let (old, mut new) = log.subscribe(&filter, last);
+    let passes = if [&filter.endpoint, &filter.from, &filter.to].into_iter().all(Option::is_none) {
+        Passes::of(&filter)
+    } else {
+        let filter = filter.clone();
+        context.core.ask(move |core| core.passes_of(&filter)).await??
+    };
+    let (old, mut new) = log.subscribe(|e| passes.event(e), last);
     let (sender, receiver) = mpsc::channel(CHUNKS);
     let open = log.open_stream();
     tokio::spawn(async move {
@@ -41,7 +48,7 @@ pub(crate) async fn events(State(context): State<Context>, uri: Uri) -> Result<R
                 () = sender.closed() => return,
             };
             let item = match received {
-                Ok(event) if filter.matches(&event) => StreamItem::Event(Box::new((*event).clone())),
+                Ok(event) if passes.event(&event) => StreamItem::Event(Box::new((*event).clone())),
                 Ok(_) => continue,
                 Err(RecvError::Lagged(count)) => StreamItem::Lost { count },
                 Err(RecvError::Closed) => return,

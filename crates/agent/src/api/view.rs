@@ -4,10 +4,9 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::Uri;
 use flowloom_api::v1::{self, ErrorCode};
-use flowloom_model::EndpointKey;
 use serde::Deserialize;
 
-use super::{Answer, Context, both, failure, invalid, query};
+use super::{Answer, Context, both, failure, query};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -38,17 +37,16 @@ pub(crate) async fn endpoint(
     State(context): State<Context>,
     Path((vpc, name)): Path<(String, String)>,
 ) -> Answer<v1::EndpointInfo> {
-    let key: EndpointKey = format!("{vpc}/{name}").parse().map_err(invalid)?;
-    let found = context.core.ask({
-        let key = key.clone();
-        move |core| core.endpoint_infos(Some(&key))
-    });
-    found.await?.pop().map(Json).ok_or_else(|| {
-        failure(
-            ErrorCode::NotFound,
-            format!("endpoint {key} is not one of this node; see `flowloom endpoint list`"),
-        )
-    })
+    let (found, near) = context
+        .core
+        .ask(move |core| {
+            let key = core.endpoint_meant(&vpc, &name)?;
+            let found = core.endpoint_infos(Some(&key)).pop();
+            let near = found.is_none().then(|| core.not_here(&vpc, &name, &key));
+            Ok::<_, v1::ApiError>((found, near))
+        })
+        .await??;
+    found.map(Json).ok_or_else(|| failure(ErrorCode::NotFound, near.unwrap_or_default()))
 }
 
 pub(crate) async fn ipam(State(context): State<Context>) -> Answer<v1::IpamReport> {
@@ -65,8 +63,12 @@ pub(crate) async fn identities(State(context): State<Context>) -> Answer<v1::Ide
 
 pub(crate) async fn policy_entries(State(context): State<Context>, uri: Uri) -> Answer<v1::PolicyEntryList> {
     let of: OfEndpoint = query(&uri)?;
-    let key = both(of.vpc, of.endpoint)?;
-    Ok(Json(context.core.ask(move |core| core.policy_entries(key.as_ref())).await??))
+    let pair = both(of.vpc, of.endpoint)?;
+    let list = context.core.ask(move |core| {
+        let key = pair.map(|(vpc, name)| core.endpoint_meant(&vpc, &name)).transpose()?;
+        core.policy_entries(key.as_ref())
+    });
+    Ok(Json(list.await??))
 }
 
 pub(crate) async fn policy_rules(State(context): State<Context>, uri: Uri) -> Answer<v1::RuleList> {

@@ -20,7 +20,7 @@ use crate::events::EventLog;
 use crate::store::Store;
 
 /// One node's outside world; agents come and go on it.
-struct Node {
+pub(crate) struct Node {
     dir: tempfile::TempDir,
     file: &'static str,
     net: FakeNet,
@@ -51,7 +51,7 @@ endpoints:
 ";
 
 impl Node {
-    fn new(document: Option<&str>) -> Self {
+    pub(crate) fn new(document: Option<&str>) -> Self {
         Self::with("net.yaml", document)
     }
 
@@ -73,7 +73,7 @@ impl Node {
     }
 
     /// An agent that has looked at the document once.
-    fn agent(&self) -> Core {
+    pub(crate) fn agent(&self) -> Core {
         let mut config = Config::for_node("n1".parse().unwrap());
         config.document = self.path();
         config.state_dir = self.dir.path().join("state");

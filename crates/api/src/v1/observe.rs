@@ -13,9 +13,15 @@ pub struct EventFilter {
     /// VPC name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vpc: Option<String>,
-    /// Local endpoint at either side.
+    /// At either side: a [`crate::Side`]. A Service stands for its addresses and for the backends it has when the question is asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
+    /// As `endpoint`, at the sender's side.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// As `endpoint`, at the receiver's side.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
     /// `allow`, `drop` or `reject`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<Verdict>,
@@ -28,23 +34,6 @@ pub struct EventFilter {
     /// Newest events of the ring to begin with (default: all without `follow`, none with it).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<u32>,
-}
-
-impl EventFilter {
-    /// Whether an event passes.
-    #[must_use]
-    pub fn matches(&self, e: &Event) -> bool {
-        let endpoint = |name: &str| {
-            [&e.endpoint, &e.peer_endpoint, &e.src_endpoint, &e.dst_endpoint]
-                .into_iter()
-                .flatten()
-                .any(|n| n.name == name)
-        };
-        self.vpc.as_ref().is_none_or(|v| *v == e.vpc.name)
-            && self.endpoint.as_deref().is_none_or(endpoint)
-            && self.verdict.is_none_or(|v| v == e.verdict)
-            && self.reason.as_ref().is_none_or(|r| e.reason.as_ref() == Some(r))
-    }
 }
 
 /// One line of the event stream.

@@ -1,6 +1,7 @@
 //! Policies: entries in the kernel, rules with hits, explanations and waiting.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -69,15 +70,16 @@ pub struct RuleHits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExplainRequest {
-    /// VPC both sides are in.
+    /// VPC of a side that says none and has no other side that does; empty: the default VPC.
+    #[serde(default)]
     pub vpc: String,
-    /// An endpoint's name or an address.
+    /// A [`crate::Side`]: an endpoint, a Pod or an address; a Service stands for its first backend in use.
     pub from: String,
-    /// An endpoint's name or an address.
+    /// A [`crate::Side`]: an endpoint, a Pod, a Service or an address.
     pub to: String,
     /// `tcp`, `udp`, `icmp` (the family's), `sctp` or a number.
     pub protocol: String,
-    /// Destination port.
+    /// Destination port; a Service's only one of the protocol when absent.
     #[serde(default)]
     pub port: Option<u16>,
     /// ICMP type; 8 or 128 (echo request) when absent.
@@ -94,7 +96,7 @@ pub struct ExplainRequest {
 /// Answer of `POST /v1/policy/explain`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// Both directions together.
+    /// Both directions together; to a Service: of every backend in use that was judged.
     pub verdict: Verdict,
     /// One sentence.
     pub summary: String,
@@ -102,6 +104,46 @@ pub struct Explanation {
     pub egress: Option<Judgement>,
     /// The receiver's side, when the receiver is an endpoint the document names.
     pub ingress: Option<Judgement>,
+    /// The Service asked for; `egress` and `ingress` are those of its first backend that refuses, or of the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceSide>,
+}
+
+/// A Service as the receiver of a question.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceSide {
+    /// `namespace/name` of a Kubernetes Service, else `vpc/name`.
+    pub service: String,
+    /// `cluster-ip`, `load-balancer`, `external-ip`, `node-port` or `host-port`.
+    pub kind: String,
+    /// Address that clients ask for.
+    pub ip: IpAddr,
+    /// Port that clients ask for.
+    pub port: u16,
+    /// `backend`, `refused` (no backend) or `silence` (no local backend, other nodes have some).
+    pub answer: String,
+    /// Its backends of the address's family.
+    pub backends: Vec<SideBackend>,
+}
+
+/// A backend of a Service, and what the policies say of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SideBackend {
+    /// Address.
+    pub ip: IpAddr,
+    /// Port.
+    pub port: u16,
+    /// Where it runs.
+    pub node: Option<String>,
+    /// The endpoint's name, when the address is one's that this node knows.
+    pub endpoint: Option<String>,
+    /// New connections may go there.
+    pub used: bool,
+    /// Why, or why not.
+    pub why: String,
+    /// What the policies say; absent where they were not asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<Verdict>,
 }
 
 /// One direction's decision.

@@ -4,24 +4,26 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Direction, Named, Verdict};
+use super::{Direction, Named, ServiceSide, Verdict};
 
 /// Body of `POST /v1/trace`: a packet to imagine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TraceRequest {
-    /// VPC.
+    /// VPC of a side that says none and has no other side that does; empty: the default VPC.
+    #[serde(default)]
     pub vpc: String,
-    /// Sender: a local endpoint's name or, with `direction: ingress`, also an address.
+    /// Sender, a [`crate::Side`]: an endpoint or Pod of this node or, with `direction: ingress`, also an address. A Service stands for its
+    /// first backend in use.
     pub from: String,
-    /// Receiver: an endpoint's name or an address.
+    /// Receiver, a [`crate::Side`]: an endpoint, a Pod, a Service or an address.
     pub to: String,
     /// `tcp`, `udp`, `icmp` or `sctp`.
     pub protocol: String,
     /// Source port (default 40000).
     #[serde(default)]
     pub src_port: Option<u16>,
-    /// Destination port; needed for tcp, udp, sctp.
+    /// Destination port; needed for tcp, udp, sctp, unless a Service has one port of the protocol only.
     #[serde(default)]
     pub port: Option<u16>,
     /// TCP flags as letters (default `S`).
@@ -59,6 +61,9 @@ pub struct TraceReport {
     pub steps: Vec<TraceStep>,
     /// Nanoseconds of one run.
     pub duration_ns: u32,
+    /// The Service that was sent to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceSide>,
 }
 
 /// One step.

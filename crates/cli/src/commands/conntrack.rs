@@ -55,7 +55,7 @@ struct Filter {
     /// Only this VPC.
     #[arg(long)]
     vpc: Option<VpcName>,
-    /// An endpoint of this node at either side: vpc/name.
+    /// An endpoint of this node at either side: vpc/name or namespace/pod.
     #[arg(long)]
     endpoint: Option<EndpointArg>,
     /// An address at either side.

@@ -34,9 +34,10 @@ pub(crate) struct ListArgs {
 #[command(after_help = "\
 Examples:
   flowloom endpoint get red/web-1
+  flowloom endpoint get shop/front-0
   flowloom endpoint get web-1 --vpc red -o yaml")]
 pub(crate) struct GetArgs {
-    /// vpc/name; a name alone is one of --vpc, or of the default VPC.
+    /// vpc/name or namespace/pod; a name alone is one of --vpc, or of the default VPC.
     endpoint: EndpointArg,
     /// The VPC, when the name has none.
     #[arg(long)]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use flowloom_api::Side;
 use flowloom_api::v1::{DropFilter, EventFilter, Verdict};
 use flowloom_model::VpcName;
 
@@ -19,14 +20,21 @@ Examples:
   flowloom observe --last 20
   flowloom observe --follow --vpc red --verdict drop
   flowloom observe -f --endpoint red/web-1 --reason PolicyIngress -o json
+  flowloom observe -f --from shop/front-0 --to svc/shop/db
   flowloom observe --follow --for 10s")]
 pub(crate) struct ObserveArgs {
     /// Only this VPC.
     #[arg(long)]
     vpc: Option<VpcName>,
-    /// An endpoint at either side: vpc/name, or a name of any VPC.
-    #[arg(long)]
-    endpoint: Option<EndpointArg>,
+    /// At either side: vpc/name, namespace/pod, svc/namespace/name, an address, or an endpoint's name of any VPC.
+    #[arg(long, value_name = "SIDE")]
+    endpoint: Option<Side>,
+    /// The same at the sender's side.
+    #[arg(long, value_name = "SIDE")]
+    from: Option<Side>,
+    /// The same at the receiver's side. A Service is its addresses, and the backends it has now.
+    #[arg(long, value_name = "SIDE")]
+    to: Option<Side>,
     /// Only this verdict.
     #[arg(long, value_enum)]
     verdict: Option<VerdictArg>,
@@ -62,7 +70,7 @@ pub(crate) struct DropsArgs {
     /// Only this VPC.
     #[arg(long)]
     vpc: Option<VpcName>,
-    /// Only this endpoint: vpc/name.
+    /// Only this endpoint: vpc/name or namespace/pod.
     #[arg(long)]
     endpoint: Option<EndpointArg>,
     /// Only this reason.
@@ -71,15 +79,12 @@ pub(crate) struct DropsArgs {
 }
 
 pub(crate) fn run(context: &mut Context<'_>, args: &ObserveArgs) -> Result<Exit, Failure> {
-    let vpc = args.endpoint.as_ref().and_then(|e| e.vpc.as_ref());
-    if let (Some(a), Some(b)) = (vpc, &args.vpc)
-        && a != b
-    {
-        return Err(Failure::usage(format!("--vpc {b} and --endpoint of VPC {a} match nothing together")));
-    }
+    let side = |side: &Option<Side>| side.as_ref().map(ToString::to_string);
     let filter = EventFilter {
-        vpc: vpc.or(args.vpc.as_ref()).map(ToString::to_string),
-        endpoint: args.endpoint.as_ref().map(|e| e.name.clone()),
+        vpc: args.vpc.as_ref().map(ToString::to_string),
+        endpoint: side(&args.endpoint),
+        from: side(&args.from),
+        to: side(&args.to),
         verdict: args.verdict.map(|v| match v {
             VerdictArg::Allow => Verdict::Allow,
             VerdictArg::Drop => Verdict::Drop,

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use flowloom_api::Side;
 use flowloom_api::v1::ExplainRequest;
 use flowloom_model::VpcName;
 
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::output::policy;
-use crate::peers::{EndpointArg, Peer, one_vpc};
+use crate::peers::EndpointArg;
 use crate::values::{PacketArgs, duration, family};
 
 #[derive(Debug, Subcommand)]
@@ -27,7 +28,7 @@ Examples:
   flowloom policy entries
   flowloom policy entries red/web-1 -o wide")]
 pub(crate) struct EntriesArgs {
-    /// Only the policies of this endpoint: vpc/name.
+    /// Only the policies of this endpoint: vpc/name or namespace/pod.
     endpoint: Option<EndpointArg>,
     /// The VPC, when the name has none.
     #[arg(long)]
@@ -48,18 +49,21 @@ pub(crate) struct RulesArgs {
 
 /// Say whether one peer may talk to another, which rule decides, and what the kernel says.
 ///
-/// Exit code 4: it may not. In a security group the lower priority number wins; tier 0 comes before tier 1.
+/// Exit code 4: it may not. In a security group the lower priority number wins; tier 0 comes before tier 1. To a Service: every
+/// backend in use is judged; with one of them refused the answer is no.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   flowloom policy explain red/web-1 red/db tcp/5432
+  flowloom policy explain shop/front-0 svc/shop/db tcp/5432
+  flowloom policy explain shop/front-0 pod/shop/db-0 tcp/5432
   flowloom policy explain red/10.0.0.5 red/db icmp
   flowloom policy explain web-1 fd00::7 udp/53 --vpc red -o json")]
 pub(crate) struct ExplainArgs {
-    /// Who sends: vpc/endpoint or vpc/address.
-    from: Peer,
-    /// Who receives: vpc/endpoint or vpc/address.
-    to: Peer,
+    /// Who sends: vpc/endpoint, namespace/pod, svc/namespace/name or vpc/address.
+    from: Side,
+    /// Who receives: vpc/endpoint, namespace/pod, svc/namespace/name or vpc/address.
+    to: Side,
     #[command(flatten)]
     packet: PacketArgs,
     /// The VPC, when neither side names one.
@@ -80,7 +84,7 @@ Examples:
   flowloom policy wait --generation 12
   flowloom policy wait red/web-1 --revision 7 --timeout 5s")]
 pub(crate) struct WaitArgs {
-    /// vpc/name; everything the agent knows of when absent.
+    /// vpc/name or namespace/pod; everything the agent knows of when absent.
     endpoint: Option<EndpointArg>,
     /// The VPC, when the name has none.
     #[arg(long)]
@@ -123,11 +127,11 @@ pub(crate) fn run(context: &mut Context<'_>, command: &PolicyCommand) -> Result<
 }
 
 fn explain(context: &mut Context<'_>, args: &ExplainArgs) -> Result<Exit, Failure> {
-    let what = args.packet.traffic()?;
+    let what = args.packet.traffic_to(&args.to)?;
     let request = ExplainRequest {
-        vpc: one_vpc([args.from.vpc.as_ref(), args.to.vpc.as_ref(), args.vpc.as_ref()])?,
-        from: args.from.name.clone(),
-        to: args.to.name.clone(),
+        vpc: args.vpc.as_ref().map(ToString::to_string).unwrap_or_default(),
+        from: args.from.to_string(),
+        to: args.to.to_string(),
         protocol: what.protocol,
         port: what.port,
         icmp_type: what.icmp_type,

@@ -1,13 +1,13 @@
 //! `flowloom trace`.
 
 use clap::Args;
+use flowloom_api::Side;
 use flowloom_api::v1::{Direction, TraceRequest};
 use flowloom_model::VpcName;
 
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::output::{policy::passes, trace::report};
-use crate::peers::{Peer, one_vpc};
 use crate::values::{PacketArgs, family};
 
 /// Name each step of an imagined packet through the node's own programs and maps.
@@ -17,14 +17,15 @@ use crate::values::{PacketArgs, family};
 #[command(after_help = "\
 Examples:
   flowloom trace red/web-1 red/db tcp/5432
+  flowloom trace shop/front-0 svc/shop/db tcp/5432
   flowloom trace red/web-1 red/10.0.0.9 udp/53 --src-port 5353
   flowloom trace red/10.0.0.9 red/web-1 tcp/80 --ingress
   flowloom trace web-1 db tcp/80 --vpc red --flags A -o wide")]
 pub(crate) struct TraceArgs {
-    /// Who sends: vpc/endpoint (of this node, unless --ingress) or vpc/address.
-    from: Peer,
-    /// Who receives: vpc/endpoint or vpc/address.
-    to: Peer,
+    /// Who sends: vpc/endpoint or namespace/pod (of this node, unless --ingress), or vpc/address.
+    from: Side,
+    /// Who receives: vpc/endpoint, namespace/pod, svc/namespace/name or vpc/address.
+    to: Side,
     #[command(flatten)]
     packet: PacketArgs,
     /// The VPC, when neither side names one.
@@ -48,7 +49,7 @@ pub(crate) struct TraceArgs {
 }
 
 pub(crate) fn run(context: &mut Context<'_>, args: &TraceArgs) -> Result<Exit, Failure> {
-    let what = args.packet.traffic()?;
+    let what = args.packet.traffic_to(&args.to)?;
     if what.icmp_type.is_some() {
         return Err(Failure::usage("a trace sends an echo request: write icmp without a type"));
     }
@@ -56,9 +57,9 @@ pub(crate) fn run(context: &mut Context<'_>, args: &TraceArgs) -> Result<Exit, F
         return Err(Failure::usage("--flags needs tcp"));
     }
     let request = TraceRequest {
-        vpc: one_vpc([args.from.vpc.as_ref(), args.to.vpc.as_ref(), args.vpc.as_ref()])?,
-        from: args.from.name.clone(),
-        to: args.to.name.clone(),
+        vpc: args.vpc.as_ref().map(ToString::to_string).unwrap_or_default(),
+        from: args.from.to_string(),
+        to: args.to.to_string(),
         protocol: what.protocol,
         src_port: args.src_port,
         port: what.port,

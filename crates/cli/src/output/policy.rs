@@ -1,9 +1,10 @@
 //! Policies.
 
 use std::fmt::Write;
+use std::net::{IpAddr, SocketAddr};
 
 use flowloom_api::v1::{
-    Explanation, Judgement, Named, PeerInfo, PolicyEntryList, PolicyWait, RuleList, Verdict,
+    Explanation, Judgement, Named, PeerInfo, PolicyEntryList, PolicyWait, RuleList, ServiceSide, Verdict,
 };
 
 use super::View;
@@ -75,10 +76,47 @@ pub(crate) fn explanation(e: &Explanation, view: View) -> String {
         paint(&e.verdict.name().to_uppercase(), verdict_tone(e.verdict), view),
         printable(&e.summary)
     );
+    if let Some(service) = &e.service {
+        text.push('\n');
+        text.push_str(&backends(service, view));
+    }
     for judgement in [&e.egress, &e.ingress].into_iter().flatten() {
         text.push('\n');
         one_side(&mut text, judgement, view);
     }
+    text
+}
+
+/// A Service that was asked for: its address, and what becomes of each backend.
+pub(crate) fn backends(s: &ServiceSide, view: View) -> String {
+    let place = |ip: IpAddr, port: u16| SocketAddr::new(ip, port).to_string();
+    let mut text = format!(
+        "svc/{} is {} ({}): {}\n",
+        printable(&s.service),
+        place(s.ip, s.port),
+        printable(&s.kind),
+        match s.answer.as_str() {
+            "refused" => paint("refused: no backend", Tone::Bad, view),
+            "silence" => paint("dropped: no backend here, other nodes have some", Tone::Bad, view),
+            _ => format!("{} in use", count(s.backends.iter().filter(|b| b.used).count() as u64, "backend")),
+        }
+    );
+    if s.backends.is_empty() {
+        return text;
+    }
+    let mut t = Table::new(view, &["  BACKEND", "ENDPOINT", "NODE", "USED", "POLICY", "WHY"], &[]);
+    for b in &s.backends {
+        let used = if b.used { Cell::new("yes", Tone::Good) } else { Cell::new("no", Tone::Dim) };
+        t.row([
+            format!("  {}", place(b.ip, b.port)).into(),
+            Cell::from(b.endpoint.as_deref().unwrap_or("-")),
+            Cell::from(b.node.as_deref().unwrap_or("-")),
+            used,
+            b.verdict.map_or_else(|| Cell::from("-"), verdict),
+            Cell::from(&b.why),
+        ]);
+    }
+    text.push_str(&t.render());
     text
 }
 

@@ -5,10 +5,14 @@ use std::fmt::Write;
 use flowloom_api::v1::TraceReport;
 
 use super::View;
+use super::policy::backends;
 use super::table::{Tone, paint, printable, verdict_tone};
 
 pub(crate) fn report(r: &TraceReport, view: View) -> String {
     let mut text = format!("{}\n", printable(&r.packet));
+    if let Some(service) = &r.service {
+        text.push_str(&backends(service, view));
+    }
     let width = r.steps.iter().map(|s| s.step.len()).max().unwrap_or(0);
     for (i, s) in r.steps.iter().enumerate() {
         let tone = s.verdict.map_or(Tone::Plain, verdict_tone);
