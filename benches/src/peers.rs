@@ -15,7 +15,8 @@ pub struct Pair {
     pub server: Ns,
     /// Where it answers.
     pub address: IpAddr,
-    hold: Topology,
+    /// The nodes, which go when this does.
+    pub hold: Topology,
 }
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);

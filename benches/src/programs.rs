@@ -11,6 +11,10 @@ use flowloom_testkit::{Ns, Packet};
 use flowloom_tests_netns::programs::{Programs, entry};
 
 const VPC: u32 = 201;
+const DEFAULT_VPC: u32 = 100;
+/// This node, on the underlay.
+const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const TUNNEL_PORT: u16 = 4789;
 const SLOT: u32 = 1;
 const PORT: u16 = 5201;
 /// Connections that fit, as an agent has them by default.
@@ -45,13 +49,24 @@ pub enum Hook {
     ToEndpoint,
     /// See `to_overlay`.
     ToOverlay,
+    /// See `to_uplink`.
+    ToUplink,
     /// See `from_uplink`.
     FromUplink,
+    /// See `from_uplink`.
+    FromUplinkTunnel,
 }
 
 impl Hook {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::FromEndpoint, Self::ToEndpoint, Self::ToOverlay, Self::FromUplink];
+    pub const ALL: [Self; 6] = [
+        Self::FromEndpoint,
+        Self::ToEndpoint,
+        Self::ToOverlay,
+        Self::ToUplink,
+        Self::FromUplink,
+        Self::FromUplinkTunnel,
+    ];
 
     /// The program.
     #[must_use]
@@ -60,7 +75,8 @@ impl Hook {
             Self::FromEndpoint => "from_endpoint",
             Self::ToEndpoint => "to_endpoint",
             Self::ToOverlay => "to_overlay",
-            Self::FromUplink => "from_uplink",
+            Self::ToUplink => "to_uplink",
+            Self::FromUplink | Self::FromUplinkTunnel => "from_uplink",
         }
     }
 
@@ -71,7 +87,9 @@ impl Hook {
             Self::FromEndpoint => "open connection to the neighbour",
             Self::ToEndpoint => "judged by the sender's hook",
             Self::ToOverlay => "wrapped by the sender's hook",
+            Self::ToUplink => "the host's own",
             Self::FromUplink => "for the host",
+            Self::FromUplinkTunnel => "the outside of a tunnel's packet",
         }
     }
 }
@@ -107,9 +125,19 @@ impl World {
         };
         let devices = [index("p0")?, index("p1")?];
         let mut programs = Programs::classifiers(object, false, CONNECTIONS)?;
-        let config = abi::NodeConfig { tunnel_port: 4789u16.to_be_bytes(), ..abi::NodeConfig::default() };
+        let config = abi::NodeConfig {
+            tunnel_port: TUNNEL_PORT.to_be_bytes(),
+            default_vpc: DEFAULT_VPC,
+            node4: Addr::from(IpAddr::from(NODE)),
+            ..abi::NodeConfig::default()
+        };
         programs.set(map_name::CONFIG, 0, config)?;
-        programs.put(map_name::VPCS, VPC, abi::VpcRecord { vni: VPC, generation: 1, flags: 0, pad: 0 })?;
+        for (vpc, flags) in [(VPC, 0), (DEFAULT_VPC, abi::vpc_flags::DEFAULT)] {
+            programs.put(map_name::VPCS, vpc, abi::VpcRecord { vni: vpc, generation: 1, flags, pad: 0 })?;
+        }
+        let own = abi::AddressKey { vpc: DEFAULT_VPC, addr: Addr::from(IpAddr::from(NODE)) };
+        let host = abi::AddressRecord { endpoint: 0, flags: abi::address_flags::HOST };
+        programs.put(map_name::ADDRESSES, own, host)?;
         let mut entries = vec![entry(0, 6, None, u32::MAX, verdict::ALLOW)];
         for i in 0..scale.rules {
             let v = if i % 2 == 0 { verdict::ALLOW } else { verdict::DROP };
@@ -181,14 +209,19 @@ impl World {
         if hook == Hook::FromEndpoint {
             return self.established(repeat);
         }
-        // For nobody here: what comes from the uplink is the host's.
         let (source, target) = (SocketAddr::new(host(0), 9), SocketAddr::new(host(1), 9));
+        let (far, node) = (SocketAddr::from(([192, 0, 2, 2], 9)), SocketAddr::from((NODE, TUNNEL_PORT)));
         let (mark, frame) = match hook {
-            Hook::FromUplink => (0, Packet::tcp(source, ([192, 0, 2, 1], 9).into(), ACK).frame()),
-            _ => (mark::JUDGED, Packet::tcp(source, target, ACK).frame()),
+            Hook::ToUplink => (0, Packet::tcp(node, far, ACK).frame()),
+            Hook::FromUplink => (0, Packet::tcp(far, node, ACK).frame()),
+            Hook::FromUplinkTunnel => (0, Packet::udp(far, node, &[0; 64]).frame()),
+            Hook::FromEndpoint | Hook::ToEndpoint | Hook::ToOverlay => {
+                (mark::JUDGED, Packet::tcp(source, target, ACK).frame())
+            }
         };
-        let (verdict, ns) =
-            self.run(hook.name(), &frame, self.devices[0], mark, if mark == 0 { repeat } else { 1 })?;
+        // The program takes the mark off: only one run finds it.
+        let repeat = if mark == 0 { repeat } else { 1 };
+        let (verdict, ns) = self.run(hook.name(), &frame, self.devices[0], mark, repeat)?;
         ensure!(verdict == VERDICT_NEXT, "{}: verdict {verdict:#x}", hook.name());
         Ok(ns)
     }

@@ -31,13 +31,13 @@ impl Effort {
     /// For the record.
     #[must_use]
     pub const fn full() -> Self {
-        Self { rounds: 9, run: Duration::from_millis(1500), changes: 60 }
+        Self { rounds: 11, run: Duration::from_millis(600), changes: 60 }
     }
 
     /// For `--verify`.
     #[must_use]
     pub const fn short() -> Self {
-        Self { rounds: 5, run: Duration::from_millis(700), changes: 20 }
+        Self { rounds: 7, run: Duration::from_millis(400), changes: 20 }
     }
 }
 

@@ -101,6 +101,8 @@ pub mod mark {
     pub const ANSWER: u32 = 0xf10e_0000;
     /// Judged in both directions already (`forwarding: stack` local delivery).
     pub const JUDGED: u32 = 0xf10d_0000;
+    /// Leaves through the tunnel: nothing of it concerns an uplink's programs.
+    pub const TUNNELLED: u32 = 0xf10f_0000;
 }
 
 /// A step of a trace: `kind` names it, `a` and `b` are its numbers.

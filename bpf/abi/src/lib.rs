@@ -27,7 +27,7 @@ pub use reason::*;
 pub use service::*;
 
 /// Version of everything in this crate; part of the pin path (`<pin_root>/v<ABI_VERSION>/`).
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// Asserts size and the absence of implicit padding at compile time.
 #[macro_export]

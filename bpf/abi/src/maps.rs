@@ -317,6 +317,9 @@ crate::assert_layout!(VpcRecord, 16);
 pub mod vpc_flags {
     /// The VPC whose traffic may use the host's stack.
     pub const DEFAULT: u32 = 1;
+    /// Services may be asked for in it: set before the first frontend is there, taken away when neither a frontend nor a flow to one is left. Without it
+    /// no packet of the VPC looks for any.
+    pub const SERVICES: u32 = 2;
 }
 
 /// Value of `nodes`.

@@ -69,6 +69,7 @@ reasons! {
     ServiceTupleInUse = 40, "the client's port already speaks to this backend in another way";
     ServiceConnectionUnknown = 41, "part of a connection to a service whose beginning was not seen";
     ServiceUnsupported = 42, "this translation is not possible for the packet's protocol";
+    GroupMembership = 43, "IGMP and MLD: multicast is not forwarded, so nobody has to know who listens; counted, never an event";
 }
 
 /// What a policy entry says. Zero is never valid: a zeroed value must not allow.

@@ -1,13 +1,13 @@
 //! Packets that programs make: echo replies, resets, ICMP errors. Each is made of the packet that it answers.
 
-use flowloom_bpf_abi::{Addr, DropReason, RateKey, delivery, hook, mark, trace_step};
+use flowloom_bpf_abi::{Addr, DropReason, RateKey, hook, mark, trace_step};
 
 use crate::frame::{Frame, TunnelKey};
 use crate::packet::{Packet, flag};
 use crate::parse::{ACK, ETH, FIN, ICMP, ICMPV6, IPV4, RST, SYN, TCP, UDP};
 use crate::sum::{MAX_SUMMED, add, fold, words};
 use crate::tables::Tables;
-use crate::{Step, bail};
+use crate::{Step, bail, route};
 
 /// Bucket of answers in `rates`.
 const RATE_ANSWERS: u32 = 255;
@@ -25,14 +25,7 @@ pub(crate) fn macs<F: Frame>(f: F, p: &Packet, mac: &[u8; 6]) -> bool {
 #[inline(never)]
 pub(crate) fn back<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     let Some(ep) = t.endpoint(p.src_ep) else { bail!(UnknownEndpoint) };
-    f.for_this_host();
-    p.verdict = if ep.delivery == delivery::PEER {
-        f.redirect_peer(ep.ifindex).0
-    } else {
-        f.set_mark(mark::JUDGED);
-        f.redirect(ep.ifindex).0
-    };
-    Step::DONE
+    route::hand_over(f, p, ep)
 }
 
 /// Sends an answer towards the packet's source, by the way of the hook it was made at.
@@ -80,10 +73,8 @@ fn send<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
 /// Whether an answer may be made of this packet now.
 #[inline(never)]
 fn may<T: Tables>(t: T, p: &mut Packet) -> bool {
-    // Never to an error, a later fragment, several receivers (RFC 1122 section 3.2.2), nor to a reset.
-    if p.has(flag::ICMP_ERROR | flag::FRAG_LATER | flag::FRAG_FIRST)
-        || (p.protocol == TCP && p.tcp_flags & RST != 0)
-    {
+    // Never to an error, a later fragment, several receivers (RFC 1122 section 3.2.2), nor to a reset. A first fragment has its transport header.
+    if p.has(flag::ICMP_ERROR | flag::FRAG_LATER) || (p.protocol == TCP && p.tcp_flags & RST != 0) {
         return false;
     }
     let group = p.eth_dst[0] & 1 != 0;
@@ -105,6 +96,10 @@ pub(crate) fn refuse<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, reason: u8
         return Step::GO;
     }
     if p.protocol == TCP {
+        // An IPv6 fragment's own header would make a fragment of the reset.
+        if p.ethertype != IPV4 && p.has(flag::FRAG_FIRST) {
+            return Step::GO;
+        }
         t.step(trace_step::ANSWER, 3, 0, 0);
         reset(f, t, p)
     } else if reason >= DropReason::ServiceNoBackend as u8 {

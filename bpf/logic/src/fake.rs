@@ -266,6 +266,8 @@ pub struct FakeTables {
     pub flows: RefCell<BTreeMap<FlowKey, FlowValue>>,
     /// Source of [`Tables::random`].
     pub seed: Cell<u32>,
+    /// Lookups so far of VPCs, addresses, peers, services and flows.
+    pub asked: Cell<u64>,
     /// Called once, before the next lookup of a backend: what user space may do meanwhile.
     pub before_backend: Cell<Option<fn(&FakeTables)>>,
 }
@@ -302,6 +304,10 @@ fn policy_bytes(k: &PolicyKey) -> [u8; 8] {
 }
 
 impl FakeTables {
+    fn ask(&self) {
+        self.asked.set(self.asked.get() + 1);
+    }
+
     /// Writes an endpoint's record.
     pub fn set_endpoint(&self, id: u32, record: EndpointRecord) {
         self.endpoints.borrow_mut().insert(id, leak(record));
@@ -402,10 +408,12 @@ impl Tables for &FakeTables {
     }
 
     fn address(self, key: &AddressKey) -> Option<AddressRecord> {
+        self.ask();
         self.addresses.borrow().get(key).copied()
     }
 
     fn peer(self, key: &PeerKey) -> Option<&'static PeerRecord> {
+        self.ask();
         let wanted = peer_bytes(key);
         let peers = self.peers.borrow();
         let hits = peers.iter().filter(|(k, _)| prefix(&peer_bytes(k), &wanted, k.prefixlen));
@@ -413,11 +421,8 @@ impl Tables for &FakeTables {
     }
 
     fn vpc(self, id: u32) -> Option<&'static VpcRecord> {
+        self.ask();
         self.vpcs.borrow().get(&id).copied()
-    }
-
-    fn vpc_of_vni(self, vni: u32) -> Option<u32> {
-        self.vnis.borrow().get(&vni).copied()
     }
 
     fn slot(self, slot: u32) -> Option<u32> {
@@ -500,6 +505,7 @@ impl Tables for &FakeTables {
     }
 
     fn service(self, key: &ServiceKey, into: &mut ServiceRecord) -> bool {
+        self.ask();
         copied(&self.services.borrow(), key, into)
     }
 
@@ -566,6 +572,7 @@ impl Tables for &FakeTables {
     }
 
     fn flow(self, key: &FlowKey, into: &mut FlowValue) -> bool {
+        self.ask();
         copied(&self.flows.borrow(), key, into)
     }
 

@@ -16,6 +16,7 @@ const DHCP6_CLIENT: [u8; 2] = [0x02, 0x22];
 const DHCP6_SERVER: [u8; 2] = [0x02, 0x23];
 /// All relay agents and servers (RFC 8415 section 7.1).
 const DHCP6_ALL: Addr = Addr([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 2]);
+const IGMP: u8 = 2;
 const BROADCAST: Addr = Addr::v4([255, 255, 255, 255]);
 const ANY4: Addr = Addr::v4([0, 0, 0, 0]);
 
@@ -93,6 +94,18 @@ pub(crate) fn answers_dhcp(p: &Packet, ep: &EndpointRecord) -> bool {
     }
 }
 
+/// IGMP (RFC 9776) or MLD (RFC 9777): what every host says on its own when it gets an address.
+#[inline(always)]
+fn reports_membership(p: &Packet) -> bool {
+    if p.ethertype == IPV4 {
+        return p.protocol == IGMP && p.dst.0[12] & 0xf0 == 0xe0;
+    }
+    p.protocol == ICMPV6
+        && p.has(flag::UNTRACKED)
+        && p.dst.0[0] == 0xff
+        && matches!(p.icmp[0], 130..=132 | 143)
+}
+
 /// What [`source`] found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
@@ -132,6 +145,9 @@ pub(crate) fn source<T: Tables>(t: T, p: &Packet) -> Kind {
     }
     if discovery {
         return Kind::DISCOVERY;
+    }
+    if reports_membership(p) && (owns(ep, &p.src) || p.src.is_zero() || is_link_local6(&p.src)) {
+        return Kind::refuse(R::GroupMembership);
     }
     if !owns(ep, &p.src) {
         return Kind::refuse(if p.ethertype != IPV4 && is_link_local6(&p.src) {

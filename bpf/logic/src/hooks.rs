@@ -1,8 +1,8 @@
 //! One function per hook.
 
 use flowloom_bpf_abi::{
-    AddressKey, PeerKey, address_flags, config_flags, direction, endpoint_flags, hook, identity, mark,
-    peer_flags, trace_step, vpc_flags,
+    AddressKey, DropReason, PeerKey, address_flags, config_flags, direction, endpoint_flags, hook, identity,
+    mark, peer_flags, trace_step, vpc_flags,
 };
 
 use crate::frame::{Frame, TunnelKey, Verdict};
@@ -33,6 +33,7 @@ fn sent<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     if kind != Kind::PLAIN {
         return special(f, t, p, kind);
     }
+    t.step(trace_step::SOURCE, p.src_ep, 0, 0);
     if p.flags & (flag::FRAG_FIRST | flag::FRAG_LATER) != 0 {
         go!(guard::fragment(t, p));
     }
@@ -76,7 +77,7 @@ fn sender<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
         bail!(Quarantined);
     }
     let vpc = ep.vpc;
-    go!(network(t, p, vpc));
+    go!(network(t, p, vpc, DropReason::NotReady));
     if p.vpc_flags & vpc_flags::DEFAULT != 0
         && t.config().is_some_and(|c| c.flags & config_flags::FORWARD_STACK != 0)
     {
@@ -85,10 +86,10 @@ fn sender<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     Step::GO
 }
 
-/// The VPC's record. Its generation is read before anything that it covers.
+/// The VPC's record, or the reason that it is missing. Its generation is read before anything that it covers.
 #[inline(always)]
-fn network<T: Tables>(t: T, p: &mut Packet, vpc: u32) -> Step {
-    let Some(record) = t.vpc(vpc) else { bail!(NotReady) };
+fn network<T: Tables>(t: T, p: &mut Packet, vpc: u32, missing: DropReason) -> Step {
+    let Some(record) = t.vpc(vpc) else { return Step::drop(missing) };
     p.vpc = vpc;
     p.generation = t.once(&record.generation);
     p.vpc_flags = record.flags;
@@ -169,7 +170,7 @@ fn receiver<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
         bail!(Quarantined);
     }
     let vpc = ep.vpc;
-    go!(network(t, p, vpc));
+    go!(network(t, p, vpc, DropReason::NotReady));
     // The stack belongs to the default VPC.
     if p.vpc_flags & vpc_flags::DEFAULT == 0 {
         bail!(ForeignVpcToHost);
@@ -222,9 +223,15 @@ pub fn from_overlay<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict 
 fn tunnelled<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     go!(outside(f, t, p));
     go!(unwrapped(f, p));
+    if let Some(open) = track::carried(t, p) {
+        go!(track::follow(f, t, p, open));
+        return route::forward(f, t, p);
+    }
     go!(trusted(t, p));
     if p.route == to::HOST {
-        go!(nat::arrive(f, t, p));
+        if p.vpc_flags & vpc_flags::SERVICES != 0 {
+            go!(nat::arrive(f, t, p));
+        }
         if p.route == to::HOST {
             f.for_this_host();
             t.step(trace_step::STACK, 0, 0, 0);
@@ -260,8 +267,8 @@ fn outside<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
         bail!(WrongTunnelSource);
     }
     answer::remember_tunnel(p, key);
-    let Some(vpc) = t.vpc_of_vni(key.vni) else { bail!(UnknownVni) };
-    network(t, p, vpc)
+    // A VPC's number is its VNI.
+    network(t, p, key.vni, DropReason::UnknownVni)
 }
 
 /// Whether the tunnel may carry this source, and who the destination is.
@@ -303,19 +310,21 @@ pub(crate) fn inward<T: Tables>(t: T, p: &mut Packet) -> Step {
         p.dst_identity = ep.identity;
         return Step::GO;
     }
-    if own.flags & address_flags::HOST != 0 {
-        if p.vpc_flags & vpc_flags::DEFAULT == 0 {
-            bail!(ForeignVpcToHost);
-        }
-        p.route = to::HOST;
-        return Step::GO;
+    // A gateway's address, or this node's: the stack behind it is the default VPC's.
+    if own.flags & address_flags::HOST == 0 || p.vpc_flags & vpc_flags::DEFAULT == 0 {
+        bail!(ForeignVpcToHost);
     }
-    bail!(UnknownDestination)
+    p.route = to::HOST;
+    Step::GO
 }
 
 /// TCX egress of the VXLAN device: what programs have wrapped already, and this host's own packets to endpoints elsewhere.
 #[inline(always)]
 pub fn to_overlay<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict {
+    if f.mark() & mark::MASK == mark::JUDGED {
+        f.set_mark(mark::TUNNELLED);
+        return Verdict::PASS;
+    }
     p.begin(t, hook::TO_OVERLAY, direction::EGRESS);
     let step = wrapped(f, t, p);
     report::finish(f, t, p, step)
@@ -323,11 +332,6 @@ pub fn to_overlay<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict {
 
 #[inline(always)]
 fn wrapped<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
-    if f.mark() & mark::MASK == mark::JUDGED {
-        f.set_mark(0);
-        p.verdict = Verdict::PASS.0;
-        return Step::DONE;
-    }
     go!(parse::link(f, p));
     go!(parse::ip(f, p));
     wrap(f, t, p)
@@ -338,9 +342,11 @@ fn wrap<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     p.now = (t.now_ns() / 1_000_000_000) as u32;
     let Some(config) = t.config() else { bail!(EncapFailed) };
     let vpc = config.default_vpc;
-    go!(network(t, p, vpc));
+    go!(network(t, p, vpc, DropReason::NotReady));
     p.src_identity = identity::HOST;
-    go!(nat::answer_outside(f, t, p));
+    if p.vpc_flags & vpc_flags::SERVICES != 0 {
+        go!(nat::answer_outside(f, t, p));
+    }
     p.peer_key = PeerKey { prefixlen: PeerKey::FULL_BITS, vpc, addr: p.dst };
     let Some(peer) = t.peer(&p.peer_key) else { bail!(NoRoute) };
     if peer.flags & peer_flags::REMOTE == 0 || peer.tunnel.is_zero() {
@@ -366,6 +372,10 @@ pub fn from_uplink<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict {
 #[inline(always)]
 fn arrived<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     p.verdict = Verdict::PASS.0;
+    // What other nodes send through the tunnel is judged where it leaves it.
+    if t.config().is_some_and(|c| parse::is_tunnel(f, p, c)) {
+        return Step::DONE;
+    }
     // What is not for a local endpoint is the host's own affair, however odd it looks.
     if parse::link(f, p) != Step::GO || (p.ethertype != IPV4 && p.ethertype != IPV6) {
         return Step::DONE;
@@ -373,7 +383,7 @@ fn arrived<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     let parsed = parse::ip(f, p);
     go!(concerned(f, t, p));
     if p.route != to::LOCAL {
-        if parsed != Step::GO || p.vpc == 0 {
+        if parsed != Step::GO || p.vpc == 0 || p.vpc_flags & vpc_flags::SERVICES == 0 {
             return Step::DONE;
         }
         go!(nat::arrive(f, t, p));
@@ -399,7 +409,7 @@ fn concerned<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     }
     p.now = (t.now_ns() / 1_000_000_000) as u32;
     p.ifindex = f.ifindex();
-    go!(network(t, p, config.default_vpc));
+    go!(network(t, p, config.default_vpc, DropReason::NotReady));
     p.address_key = AddressKey { vpc: p.vpc, addr: p.src };
     if t.address(&p.address_key).is_some_and(|a| a.endpoint != 0) {
         bail!(LocalSourceFromOutside);
@@ -420,12 +430,19 @@ fn concerned<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
 /// TCX egress of an uplink.
 #[inline(always)]
 pub fn to_uplink<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict {
-    // Sent here by a program that has judged it.
-    if f.mark() & mark::MASK == mark::JUDGED {
+    // Sent here by a program that has judged it, or leaves the tunnel's device.
+    let mark = f.mark() & mark::MASK;
+    if mark == mark::JUDGED || mark == mark::TUNNELLED {
         f.set_mark(0);
         return Verdict::PASS;
     }
+    // Only a service's backend answers in another's name.
+    let vpc = t.config().map_or(0, |c| c.default_vpc);
+    if vpc == 0 || t.vpc(vpc).is_none_or(|record| record.flags & vpc_flags::SERVICES == 0) {
+        return Verdict::PASS;
+    }
     p.begin(t, hook::TO_UPLINK, direction::EGRESS);
+    p.vpc = vpc;
     let step = leaves(f, t, p);
     report::finish(f, t, p, step)
 }
@@ -434,15 +451,12 @@ pub fn to_uplink<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict {
 #[inline(always)]
 fn leaves<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     p.verdict = Verdict::PASS.0;
-    let Some(config) = t.config() else { return Step::DONE };
-    if config.default_vpc == 0
-        || parse::link(f, p) != Step::GO
+    if parse::link(f, p) != Step::GO
         || (p.ethertype != IPV4 && p.ethertype != IPV6)
         || parse::ip(f, p) != Step::GO
     {
         return Step::DONE;
     }
-    p.vpc = config.default_vpc;
     p.now = (t.now_ns() / 1_000_000_000) as u32;
     go!(nat::answer_outside(f, t, p));
     Step::DONE

@@ -21,6 +21,14 @@ use crate::{Step, bail, go, guard, hooks, parse, route};
 #[inline(never)]
 pub(crate) fn meet<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     ask(p, flow_kind::FORWARD, service_scope::INSIDE);
+    // What begins a connection has no flow that counts where there is no service: mostly there is none.
+    let begins = p.tuple_protocol == TCP
+        && p.tcp_flags & (SYN | ACK) == SYN
+        && !p.has(flag::ICMP_ERROR | flag::FRAG_LATER);
+    if begins && !t.service(&p.query.key, &mut p.query.record) {
+        let step = service::no_port(t, &mut p.query);
+        return if step == Step::GO { answer_to_self(f, t, p) } else { step };
+    }
     if t.flow(&p.flow_key, &mut p.flow) && holds(t, p) {
         if p.flow.last_seen != p.now {
             t.touch_flow(&p.flow_key, p.now);

@@ -1,6 +1,6 @@
 //! Headers, from Ethernet to the transport header, and the packet that an ICMP error quotes.
 
-use flowloom_bpf_abi::{Addr, FAMILY_V4, FAMILY_V6};
+use flowloom_bpf_abi::{Addr, FAMILY_V4, FAMILY_V6, NodeConfig};
 
 use crate::frame::Frame;
 use crate::packet::{Packet, flag};
@@ -61,6 +61,36 @@ fn link_here<F: Frame>(f: F, p: &mut Packet) -> Step {
         bail!(UnsupportedEtherType);
     }
     Step::GO
+}
+
+/// Whether the packet is the outside of a tunnel's packet for this node, by one look at it. A false "no" only costs time.
+#[inline(never)]
+pub(crate) fn is_tunnel<F: Frame>(f: F, p: &mut Packet, c: &NodeConfig) -> bool {
+    // From the ethertype to the ports of a plain IPv4 packet.
+    let b = p.buf.first::<26>();
+    if !f.load(12, b) || f.tagged() {
+        return false;
+    }
+    if [b[0], b[1]] == IPV4 {
+        return b[2] == 0x45
+            && b[8] & 0x3f == 0
+            && b[9] == 0
+            && b[11] == UDP
+            && [b[24], b[25]] == c.tunnel_port
+            && Addr::v4([b[18], b[19], b[20], b[21]]) == c.node4;
+    }
+    if [b[0], b[1]] != IPV6 {
+        return false;
+    }
+    // From the next header to the ports.
+    let b = p.buf.first::<38>();
+    f.load(ETH + 6, b)
+        && b[0] == UDP
+        && [b[36], b[37]] == c.tunnel_port
+        && Addr([
+            b[18], b[19], b[20], b[21], b[22], b[23], b[24], b[25], b[26], b[27], b[28], b[29], b[30], b[31],
+            b[32], b[33],
+        ]) == c.node6
 }
 
 /// IP and transport header.

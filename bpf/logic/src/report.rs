@@ -15,7 +15,9 @@ fn dropped<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, reason: u8) {
     let key = DropKey { endpoint: p.blame, direction: p.blame_direction, reason, pad: [0; 2] };
     t.count_drop(&key, f.len());
     t.step(trace_step::DROP, u32::from(reason), 0, 0);
-    emit(f, t, p, event_kind::DROP, reason);
+    if reason != DropReason::GroupMembership as u8 {
+        emit(f, t, p, event_kind::DROP, reason);
+    }
 }
 
 /// Counts a policy's decision, and records it when it or the configuration asks for that.

@@ -1,8 +1,8 @@
 //! Where a packet goes, and sending it there.
 
 use flowloom_bpf_abi::{
-    Addr, AddressKey, DropReason, PeerKey, address_flags, delivery, direction, endpoint_flags, identity,
-    mark, peer_flags, trace_step, vpc_flags,
+    Addr, AddressKey, DropReason, EndpointRecord, PeerKey, address_flags, delivery, direction,
+    endpoint_flags, identity, mark, peer_flags, trace_step, vpc_flags,
 };
 
 use crate::frame::{Frame, TunnelKey, Verdict};
@@ -122,7 +122,8 @@ pub(crate) fn forward<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
                 t.count_traffic(p.src_ep, direction::EGRESS, f.len());
                 return answer::echo(f, t, p);
             }
-            bail!(UnknownDestination)
+            // Programs answer for the address; there is no stack behind it.
+            bail!(ForeignVpcToHost)
         }
         to::HOST | to::STACK => {
             t.step(trace_step::STACK, 0, 0, 0);
@@ -206,12 +207,18 @@ pub(crate) fn deliver<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     if !f.store(0, &[d[0], d[1], d[2], d[3], d[4], d[5], s[0], s[1], s[2], s[3], s[4], s[5]]) {
         bail!(InternalError);
     }
-    f.for_this_host();
     t.step(trace_step::DELIVER, ep.ifindex, u32::from(ep.delivery), 0);
     if p.src_ep != 0 {
         t.count_traffic(p.src_ep, direction::EGRESS, f.len());
     }
     t.count_traffic(p.dst_ep, direction::INGRESS, f.len());
+    hand_over(f, p, ep)
+}
+
+/// Gives the packet to the workload behind an endpoint's device, by the device's delivery method.
+#[inline(always)]
+pub(crate) fn hand_over<F: Frame>(f: F, p: &mut Packet, ep: &EndpointRecord) -> Step {
+    f.for_this_host();
     p.verdict = if ep.delivery == delivery::PEER {
         f.redirect_peer(ep.ifindex).0
     } else {

@@ -102,7 +102,7 @@ fn no_backend(q: &Query) -> Step {
 
 /// The address of a service is nothing else: what it does not serve is refused, never routed.
 #[inline(always)]
-fn no_port<T: Tables>(t: T, q: &mut Query) -> Step {
+pub(crate) fn no_port<T: Tables>(t: T, q: &mut Query) -> Step {
     let any = ServiceKey { port: [0; 2], protocol: 0, ..q.key };
     if t.service(&any, &mut q.record) { Step::reject(DropReason::ServiceNoPort) } else { Step::GO }
 }

@@ -40,8 +40,6 @@ pub trait Tables: Copy {
     fn peer(self, key: &PeerKey) -> Option<&'static PeerRecord>;
     /// Record of a VPC.
     fn vpc(self, id: u32) -> Option<&'static VpcRecord>;
-    /// VPC of a VNI.
-    fn vpc_of_vni(self, vni: u32) -> Option<u32>;
     /// Compiled policy of a slot.
     fn slot(self, slot: u32) -> Option<Self::Slot>;
     /// Longest match in it.

@@ -2,7 +2,7 @@
 
 use flowloom_bpf_abi::{
     Addr, DropReason, ct_flags, ct_routes, ct_state, direction, endpoint_flags, hook, policy_flags,
-    trace_step, verdict,
+    trace_step, verdict, vpc_flags,
 };
 
 use crate::conntrack::{self, CtCell, first_state};
@@ -23,6 +23,7 @@ pub(crate) fn connection<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Ste
     // What a workload sends without a connection may be for a service: then it has one with the backend.
     if p.src_ep != 0
         && p.has(flag::FORWARDS)
+        && p.vpc_flags & vpc_flags::SERVICES != 0
         && found.is_none_or(|e| p.has(flag::GONE) || e.is_expired(p.tuple_protocol, p.now))
     {
         go!(nat::meet(f, t, p));
@@ -30,6 +31,57 @@ pub(crate) fn connection<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Ste
             found = lookup(t, p);
         }
     }
+    met(f, t, p, found)
+}
+
+/// The open connection of what a tunnel brought, when its entry says all that would be asked otherwise: an answer to this source goes through this
+/// tunnel, as the ipcache said in the generation that is in force, and the receiver is the endpoint that the entry names.
+#[inline(never)]
+pub(crate) fn carried<T: Tables>(t: T, p: &mut Packet) -> Option<&'static CtCell> {
+    if p.has(flag::UNTRACKED | flag::ICMP_ERROR | flag::FRAG_FIRST | flag::FRAG_LATER) {
+        return None;
+    }
+    conntrack::key(p);
+    let e = t.established(&p.key)?;
+    let original = (e.flags() & ct_flags::ORIG_IS_LO != 0) == p.has(flag::SRC_IS_LO);
+    let (src_side, dst_side, back) = if original {
+        (direction::EGRESS, direction::INGRESS, ct_routes::REPLY)
+    } else {
+        (direction::INGRESS, direction::EGRESS, ct_routes::ORIGINAL)
+    };
+    if e.routes() & back == 0
+        || e.endpoint(src_side) != 0
+        || e.tunnel().is_zero()
+        || e.tunnel() != p.tunnel_key.remote
+        || e.decision(dst_side).generation() != p.generation
+    {
+        return None;
+    }
+    let id = e.endpoint(dst_side);
+    let ep = t.endpoint(id)?;
+    if ep.flags & (endpoint_flags::VALID | endpoint_flags::QUARANTINE_INGRESS) != endpoint_flags::VALID
+        || ep.vpc != p.vpc
+        || !owns(ep, &p.dst)
+    {
+        return None;
+    }
+    p.dst_ep = id;
+    p.blame = id;
+    p.dst_identity = ep.identity;
+    p.route = to::LOCAL;
+    t.step(trace_step::LOCAL, id, 0, 0);
+    Some(e)
+}
+
+/// Judges the packet by the connection that [`carried`] found.
+#[inline(never)]
+pub(crate) fn follow<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell) -> Step {
+    met(f, t, p, Some(e))
+}
+
+/// Judges the packet by its connection, if there is one.
+#[inline(always)]
+fn met<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, found: Option<&CtCell>) -> Step {
     let half = p.has(flag::HALF_OPEN);
     let gone = p.has(flag::GONE);
     p.flags &= !(flag::HALF_OPEN | flag::GONE);
@@ -79,11 +131,20 @@ pub(crate) fn connection<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Ste
 fn lookup<T: Tables>(t: T, p: &mut Packet) -> Option<&'static CtCell> {
     p.flags &= !(flag::HALF_OPEN | flag::GONE);
     conntrack::key(p);
+    // What opens a connection finds it half open, if at all; one that moved on is marked there.
+    let opens = p.tcp_flags & SYN != 0;
+    let mut half = if opens { t.half_open(&p.key) } else { None };
+    if half.is_some_and(|e| !e.has_moved()) {
+        p.flags |= flag::HALF_OPEN;
+        return half;
+    }
     let found = t.established(&p.key);
     if found.is_some() {
         return found;
     }
-    let half = t.half_open(&p.key);
+    if !opens {
+        half = t.half_open(&p.key);
+    }
     if half.is_some_and(CtCell::has_moved) {
         // Between the two lookups, or what it moved to is gone.
         let now = t.established(&p.key);

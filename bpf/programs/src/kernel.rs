@@ -150,11 +150,6 @@ impl Tables for Kernel {
     }
 
     #[inline(always)]
-    fn vpc_of_vni(self, vni: u32) -> Option<u32> {
-        get::<_, u32>(map(&maps::VNIS), &vni).copied()
-    }
-
-    #[inline(always)]
     fn slot(self, slot: u32) -> Option<Self::Slot> {
         find(map(&maps::POLICY), &slot)
     }

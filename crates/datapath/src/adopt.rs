@@ -54,9 +54,13 @@ pub fn remaining(state: &KernelState, plan: &NodePlan, devices: &Devices) -> Vec
 fn vpc_ops(state: &KernelState, plan: &NodePlan) -> Vec<Op> {
     let put = |(id, vpc): (&VpcId, &VpcPlan)| {
         let record = state.vpcs.get(&id.0);
+        // The mark of services is set and taken away with them.
+        let served = state.services.serves(id.0);
         let same_record = record.is_some_and(|r| {
+            let marked = r.flags & abi::vpc_flags::SERVICES != 0;
             r.vni == id.0
-                && r.flags == lower::vpc_flag_bits(vpc)
+                && r.flags & !abi::vpc_flags::SERVICES == lower::vpc_flag_bits(vpc)
+                && (marked || !served)
                 && r.generation != 0
                 && state.vnis.get(&id.0) == Some(&id.0)
         });

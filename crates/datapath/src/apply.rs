@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use flowloom_bpf_abi as abi;
+use flowloom_bpf_abi::{self as abi, vpc_flags};
 use flowloom_compiler::{
     BackendPlan, EndpointId, EndpointPlan, FrontendKey, FrontendPlan, ListId, NodeAddress, Op, Peer,
     PolicyEntries, PolicySlot, ServiceId, VpcId, VpcPlan,
@@ -117,6 +117,31 @@ pub fn apply(
     report
 }
 
+/// Lets packets of these VPCs look for services: before the first frontend is there.
+fn mark_served(realise: &mut impl Realise, vpcs: &BTreeSet<u32>) -> Result<()> {
+    for id in vpcs {
+        // A VPC that is not there yet comes with the mark.
+        let Some(record) = realise.vpc(*id)? else { continue };
+        if record.flags & vpc_flags::SERVICES == 0 {
+            let marked = abi::VpcRecord { flags: record.flags | vpc_flags::SERVICES, ..record };
+            realise.write(&Write::Vpc(*id, Some(marked)))?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes the mark off VPCs where nothing is left to be looked for; while flows are, it stays.
+fn unmark_served(realise: &mut impl Realise, vpcs: &BTreeSet<u32>) -> Result<()> {
+    for id in vpcs {
+        let Some(record) = realise.vpc(*id)? else { continue };
+        if record.flags & vpc_flags::SERVICES != 0 && !realise.serves(*id)? {
+            let plain = abi::VpcRecord { flags: record.flags & !vpc_flags::SERVICES, ..record };
+            realise.write(&Write::Vpc(*id, Some(plain)))?;
+        }
+    }
+    Ok(())
+}
+
 struct Run<'a, R> {
     realise: &'a mut R,
     devices: &'a Devices,
@@ -194,8 +219,10 @@ impl<R: Realise> Run<'_, R> {
             }
             Op::PutFrontends(frontends) => self.put_frontends(frontends),
             Op::RemoveFrontends(keys) => {
+                let vpcs: BTreeSet<u32> = keys.iter().map(|k| k.vpc.0).collect();
                 let keys: Vec<_> = keys.iter().map(services::service_key).collect();
                 let r = self.realise.write(&Write::RemoveServices(&keys));
+                let r = r.and_then(|()| unmark_served(self.realise, &vpcs));
                 self.note(Object::Services, r);
             }
             Op::RemoveRanges(ranges) => {
@@ -241,12 +268,12 @@ impl<R: Realise> Run<'_, R> {
 
     fn put_vpc(&mut self, id: VpcId, vpc: &VpcPlan, stale_gateways: &[IpAddr]) -> Result<()> {
         let have = self.realise.vpc(id.0)?;
-        let want = abi::VpcRecord {
-            vni: id.0,
-            generation: have.map_or(1, |r| r.generation.max(1)),
-            flags: lower::vpc_flag_bits(vpc),
-            pad: 0,
-        };
+        let mut flags = lower::vpc_flag_bits(vpc);
+        if have.is_some_and(|r| r.flags & vpc_flags::SERVICES != 0) || self.realise.serves(id.0)? {
+            flags |= vpc_flags::SERVICES;
+        }
+        let generation = have.map_or(1, |r| r.generation.max(1));
+        let want = abi::VpcRecord { vni: id.0, generation, flags, pad: 0 };
         if have != Some(want) {
             self.realise.write(&Write::Vpc(id.0, Some(want)))?;
         }
@@ -393,6 +420,10 @@ impl<R: Realise> Run<'_, R> {
             .collect();
         if records.is_empty() {
             return;
+        }
+        let vpcs = records.iter().map(|(key, _)| key.vpc).collect();
+        if let Err(error) = mark_served(self.realise, &vpcs) {
+            return self.report.fail(Object::Services, error);
         }
         match self.realise.write(&Write::PutServices(&records)) {
             Ok(()) => {}

@@ -335,6 +335,15 @@ impl Realise for Kernel<'_> {
         self.maps.vpcs.get(&id).in_map("reading", name::VPCS)
     }
 
+    fn serves(&self, vpc: u32) -> Result<bool> {
+        let mut found = false;
+        self.maps.services.for_each(|k, _| found |= k.vpc == vpc).in_map("reading", name::SERVICES)?;
+        if !found {
+            self.maps.flows.for_each(|k, _| found |= k.vpc == vpc).in_map("reading", name::SRV_FLOWS)?;
+        }
+        Ok(found)
+    }
+
     fn vni(&self, vni: u32) -> Result<Option<u32>> {
         self.maps.vnis.get(&vni).in_map("reading", name::VNIS)
     }

@@ -70,6 +70,12 @@ pub trait Realise {
     /// When the kernel refuses the read.
     fn vpc(&self, id: u32) -> Result<Option<abi::VpcRecord>>;
 
+    /// Whether a VPC has a frontend, or a flow that one has led.
+    ///
+    /// # Errors
+    /// As above.
+    fn serves(&self, vpc: u32) -> Result<bool>;
+
     /// The VPC of a VNI.
     ///
     /// # Errors
@@ -285,6 +291,10 @@ impl Realise for Memory {
 
     fn vpc(&self, id: u32) -> Result<Option<abi::VpcRecord>> {
         Ok(self.state.vpcs.get(&id).copied())
+    }
+
+    fn serves(&self, vpc: u32) -> Result<bool> {
+        Ok(self.state.services.serves(vpc))
     }
 
     fn vni(&self, vni: u32) -> Result<Option<u32>> {

@@ -25,6 +25,15 @@ pub struct ServiceState {
     pub ranges: BTreeSet<abi::RangeKey>,
 }
 
+impl ServiceState {
+    /// Whether a VPC has a frontend.
+    #[must_use]
+    pub fn serves(&self, vpc: u32) -> bool {
+        let first = abi::ServiceKey { vpc, ..abi::ServiceKey::default() };
+        self.services.range(first..).next().is_some_and(|(key, _)| key.vpc == vpc)
+    }
+}
+
 /// Key of a frontend.
 #[must_use]
 pub fn service_key(key: &FrontendKey) -> abi::ServiceKey {

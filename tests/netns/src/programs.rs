@@ -171,9 +171,17 @@ impl Programs {
     /// # Errors
     /// When there is no such VPC.
     pub fn bump(&mut self, vpc: u32) -> Result<()> {
+        self.change_vpc(vpc, |record| record.generation += 1)
+    }
+
+    /// Changes the record of a VPC.
+    ///
+    /// # Errors
+    /// When there is no such VPC.
+    pub fn change_vpc(&mut self, vpc: u32, change: impl FnOnce(&mut abi::VpcRecord)) -> Result<()> {
         let mut map = self.hash::<u32, abi::VpcRecord>(map_name::VPCS)?;
         let mut record = map.get(&vpc, 0)?;
-        record.generation += 1;
+        change(&mut record);
         Ok(map.insert(vpc, record, 0)?)
     }
 

@@ -85,6 +85,7 @@ impl Lab {
             self.programs.put(map_name::BACKENDS, abi::BackendKey { list, index }, record)?;
         }
         let list = if backends.is_empty() { 0 } else { list };
+        self.programs.change_vpc(vpc, |record| record.flags |= abi::vpc_flags::SERVICES)?;
         for protocol in PROTOCOLS {
             let mut record = abi::ServiceRecord {
                 service: vpc * 1000 + u32::from(at.port()) * 2 + u32::from(protocol == 6),

@@ -112,15 +112,13 @@ fn an_error_that_quotes_an_offloaded_checksum_is_right_after_the_device() {
 }
 
 #[test]
-fn nothing_is_answered_to_resets_errors_groups_and_fragments() {
+fn nothing_is_answered_to_resets_errors_and_groups() {
     let t = rejecting();
     send(&t, RED, A, tcp_frame(false, (A, 1), (B, 2), RST)).dropped("PolicyIngress");
     let mut group = udp_frame(false, (A, 1), (B, 2));
     group[..6].copy_from_slice(&[1, 0, 0x5e, 0, 0, 1]);
     send(&t, RED, A, group).dropped("PolicyIngress");
     let (s, d) = (ip(false, A), ip(false, B));
-    send(&t, RED, A, frame(A, &in_ipv4(s, d, 17, 64, 0x2000, &udp((s, 1), (d, 2), &[0; 24]))))
-        .dropped("PolicyIngress");
     // An error within a connection that is now rejected.
     let t = world();
     let sent = udp_frame(false, (A, 1), (B, 2));
@@ -159,7 +157,7 @@ fn the_gateway_answers_echo_where_policy_lets_it_be_asked() {
         assert_eq!(fate.bytes.data[l4..], reply);
         // Another question to it leads nowhere; in the default VPC the stack answers.
         send(&t, RED, A, frame(A, &in_ip(s, d, 17, 64, &udp((s, 1), (d, 2), b""))))
-            .dropped("UnknownDestination");
+            .dropped("ForeignVpcToHost");
         send(&t, DEFAULT, A, frame(A, &in_ip(s, d, protocol, 64, &request))).to_stack();
         switch(&t, RED, A, DENY, ALLOW);
         send(&t, RED, A, frame(A, &in_ip(s, d, protocol, 64, &request))).dropped("PolicyEgress");
@@ -191,4 +189,37 @@ fn a_reject_of_the_hosts_packet_goes_back_through_the_stack_under_a_mark() {
     let (s, d) = (ip(false, A), gateway);
     send(&t, DEFAULT, A, frame(A, &in_ip(s, d, 6, 64, &tcp((s, 80), (d, 9), RST | ACK, &[]))))
         .dropped("ConntrackInvalid");
+}
+
+/// A first fragment has its transport header, so who sent it can be told; a later one has not.
+#[test]
+fn a_rejected_first_fragment_is_answered() {
+    let (s, d) = (ip(false, A), ip(false, B));
+    let segment = tcp((s, 4000), (d, 80), SYN, &[]);
+    let first = |protocol, payload: &[u8]| frame(A, &in_ipv4(s, d, protocol, 64, 0x2000, payload));
+    let fate = send(&rejecting(), RED, A, first(6, &[&segment[..], &[7; 12]].concat()));
+    fate.answered("PolicyIngress", RED, A);
+    assert_sound(&fate.bytes.data);
+    // The answer itself is no fragment.
+    assert_eq!(fate.bytes.data[20..22], [0x40, 0]);
+    assert_eq!(fate.bytes.data[47], RST | ACK);
+    let datagram = udp((s, 1), (d, 2), &[7; 40]);
+    let fate = send(&rejecting(), RED, A, first(17, &datagram[..32]));
+    fate.answered("PolicyIngress", RED, A);
+    assert_eq!(fate.bytes.data[34..36], [3, 13]);
+    assert_eq!(fate.bytes.data[42 + 6..42 + 8], [0x20, 0], "quoted as it came");
+    let later = frame(A, &in_ipv4(s, d, 17, 64, 0x2004, &[7; 16]));
+    let t = rejecting();
+    send(&t, RED, A, first(17, &datagram[..32]));
+    send(&t, RED, A, later).dropped("PolicyIngress");
+    // IPv6: an error, but no reset, which the fragment's own header would make one of.
+    let (s, d) = (ip(true, A), ip(true, B));
+    let fragment = |next: u8, payload: &[u8]| {
+        frame(A, &in_ip(s, d, 44, 64, &[&[next, 0, 0, 1, 0, 0, 0, 9][..], payload].concat()))
+    };
+    let fate = send(&rejecting(), RED, A, fragment(17, &udp((s, 1), (d, 2), &[7; 40])[..32]));
+    fate.answered("PolicyIngress", RED, A);
+    assert_eq!(fate.bytes.data[54..56], [1, 1]);
+    let segment = [&tcp((s, 4000), (d, 80), SYN, &[])[..], &[7; 12]].concat();
+    send(&rejecting(), RED, A, fragment(6, &segment)).dropped("PolicyIngress");
 }

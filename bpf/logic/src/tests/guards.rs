@@ -100,6 +100,34 @@ fn only_the_endpoints_own_addresses_may_be_sources() {
     send(&t, BLUE, B, udp_frame(false, (A, 1), (B, 2))).dropped("SpoofedSource");
 }
 
+/// Every host says on its own which groups it listens to: counted under a name of its own, and no event.
+#[test]
+fn reports_of_group_membership_are_no_alarm() {
+    let igmp = [0x22, 0, 0xf9, 0xfd, 0, 0, 0, 0];
+    let t = world();
+    let report = |s: IpAddr, d: IpAddr| {
+        if s.is_ipv4() { in_ip(s, d, 2, 1, &igmp) } else { in_ip(s, d, 58, 1, &icmp(s, d, 143, 0, &[0; 4])) }
+    };
+    let parsed = |a: &str| -> IpAddr { a.parse().expect("address") };
+    let cases = [
+        (ip(false, A), parsed("224.0.0.22"), "GroupMembership"),
+        (ip(true, A), parsed("ff02::16"), "GroupMembership"),
+        (parsed("fe80::a"), parsed("ff02::16"), "GroupMembership"),
+        (parsed("::"), parsed("ff02::16"), "GroupMembership"),
+        // Nobody speaks for another, and no group hears what is for one host.
+        (ip(false, B), parsed("224.0.0.22"), "SpoofedSource"),
+        (ip(true, B), parsed("ff02::16"), "SpoofedSource"),
+        (ip(false, A), parsed("224.0.0.5"), "GroupMembership"),
+    ];
+    for (s, d, reason) in cases {
+        let events = t.events.borrow().len();
+        send(&t, RED, A, frame(A, &report(s, d))).dropped(reason);
+        assert_eq!(t.events.borrow().len() - events, usize::from(reason != "GroupMembership"), "{s} {d}");
+    }
+    send(&t, RED, A, frame(A, &report(ip(false, A), ip(false, B)))).delivered_to(RED, B);
+    send(&t, RED, A, frame(A, &report(ip(true, A), ip(true, B)))).delivered_to(RED, B);
+}
+
 #[test]
 fn destinations_that_are_never_forwarded_have_reasons_of_their_own() {
     let cases = [

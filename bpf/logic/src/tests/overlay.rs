@@ -3,7 +3,7 @@
 use flowloom_bpf_abi::{AddressRecord, mark};
 
 use super::*;
-use crate::{TunnelKey, from_overlay, from_uplink, to_overlay};
+use crate::{Tables as _, TunnelKey, from_overlay, from_uplink, to_overlay};
 
 const NODE: [u8; 4] = [198, 51, 100, 12];
 
@@ -60,6 +60,45 @@ fn ingress_is_judged_and_replies_of_what_went_out_come_back() {
     send(&t, RED, A, tcp_frame(false, (A, 5), (REMOTE, 80), ACK)).dropped("PolicyEgress");
 }
 
+/// An open connection's packets are found by their entry: it knows the tunnel while the generation is the one it was asked in.
+#[test]
+fn an_open_connection_comes_through_its_own_tunnel_only() {
+    for begins_here in [false, true] {
+        let t = world();
+        let (out, back) = ((A, 5), (REMOTE, 80));
+        let there = |flags| send(&t, RED, A, tcp_frame(false, out, back, flags));
+        let here = |outer, flags| tunnelled(&t, RED, outer, tcp_frame(false, back, out, flags));
+        let order: [u8; 3] = [SYN, SYN | ACK, ACK];
+        for (n, flags) in order.into_iter().enumerate() {
+            if (n % 2 == 0) == begins_here {
+                there(flags).tunnelled(RED);
+            } else {
+                here(NODE, flags).delivered_to(RED, A);
+            }
+        }
+        there(ACK).tunnelled(RED);
+        here(NODE, ACK).delivered_to(RED, A);
+        here([198, 51, 100, 13], ACK).dropped("WrongTunnelSource");
+        tunnelled(&t, BLUE, [198, 51, 100, 13], tcp_frame(false, back, out, ACK))
+            .dropped("WrongTunnelSource");
+        // The address moves to another node.
+        let moved = PeerRecord {
+            identity: identity(RED, REMOTE),
+            flags: peer_flags::ENDPOINT | peer_flags::REMOTE,
+            tunnel: Addr::v4([198, 51, 100, 13]),
+        };
+        t.set_peer(key(RED, ip(false, REMOTE), 32), moved);
+        let vpc = *(&t).vpc(RED).expect("vpc");
+        t.set_vpc(RED, VpcRecord { generation: vpc.generation + 1, ..vpc });
+        here(NODE, ACK).dropped("WrongTunnelSource");
+        here([198, 51, 100, 13], ACK).delivered_to(RED, A);
+        // The policy, too.
+        switch(&t, RED, A, DENY, DENY);
+        let reason = if begins_here { "PolicyEgress" } else { "PolicyIngress" };
+        here([198, 51, 100, 13], ACK).dropped(reason);
+    }
+}
+
 #[test]
 fn a_reject_goes_back_through_the_tunnel_it_came_from() {
     let t = world();
@@ -80,7 +119,7 @@ fn the_hosts_addresses_of_the_default_vpc_are_the_stacks() {
     let fate = tunnelled(&t, DEFAULT, NODE, data());
     fate.to_stack();
     assert!(fate.bytes.for_this_host);
-    tunnelled(&t, RED, NODE, data()).dropped("UnknownDestination");
+    tunnelled(&t, RED, NODE, data()).dropped("ForeignVpcToHost");
     let own = AddressRecord { endpoint: 0, flags: address_flags::HOST };
     t.addresses.borrow_mut().insert(AddressKey { vpc: RED, addr: addr(d) }, own);
     tunnelled(&t, RED, NODE, data()).dropped("ForeignVpcToHost");
@@ -105,7 +144,7 @@ fn the_hosts_own_packets_to_remote_endpoints_get_their_tunnel() {
     wrapped.0.borrow_mut().mark = mark::JUDGED;
     let fate = run(&t, hook, wrapped);
     fate.to_stack();
-    assert_eq!((fate.bytes.to_tunnel, fate.bytes.mark), (None, 0));
+    assert_eq!((fate.bytes.to_tunnel, fate.bytes.mark), (None, mark::TUNNELLED));
 }
 
 #[test]
@@ -135,6 +174,32 @@ fn the_uplink_delivers_what_direct_peers_send_and_leaves_the_rest_to_the_stack()
     let mut odd = tcp_frame(false, (REMOTE, 1), (A, 2), SYN);
     odd[47] = 0;
     arrived(&t, odd).dropped("InvalidHeader");
+}
+
+/// The outside of a tunnel's packets to this node is passed by one look; whatever only looks like it is not.
+#[test]
+fn what_the_tunnel_carries_is_judged_where_it_leaves_it() {
+    let t = world();
+    let (node4, node6): (IpAddr, IpAddr) = ([198, 51, 100, 11].into(), "fd99::b".parse().expect("address"));
+    let config = *(&t).config().expect("config");
+    t.set_config(NodeConfig { node4: addr(node4), node6: addr(node6), ..config });
+    let other: IpAddr = "fd99::c".parse().expect("address");
+    for (s, d) in [([198, 51, 100, 12].into(), node4), (other, node6)] {
+        let data =
+            |d: IpAddr, port: u16| frame(REMOTE, &in_ip(s, d, 17, 64, &udp((s, 1), (d, port), b"inner")));
+        let looked = |data: Vec<u8>| {
+            let before = t.asked.get();
+            arrived(&t, data).to_stack();
+            t.asked.get() - before
+        };
+        assert_eq!(looked(data(d, 4789)), 0, "{d}");
+        assert!(looked(data(d, 4790)) > 0);
+        assert!(looked(frame(REMOTE, &in_ip(s, d, 6, 64, &tcp((s, 1), (d, 4789), SYN, &[])))) > 0);
+    }
+    // Another's address, with the tunnel's port: an endpoint's here.
+    let (s, d): (IpAddr, IpAddr) = (ip(false, B), ip(false, A));
+    arrived(&t, frame(REMOTE, &in_ip(s, d, 17, 64, &udp((s, 1), (d, 4789), b""))))
+        .dropped("LocalSourceFromOutside");
 }
 
 #[test]

@@ -10,9 +10,9 @@ use flowloom_bpf_abi::{
 };
 
 use super::*;
-use crate::Step;
 use crate::service::{Query, select};
 use crate::socket::{self, Answer, Socket};
+use crate::{Step, Tables as _};
 
 const VIP: [u8; 4] = [10, 96, 0, 10];
 
@@ -46,6 +46,8 @@ fn serve(
     let list = if backends.is_empty() { 0 } else { list };
     let mut record = ServiceRecord { service, list, count: backends.len() as u32, ..Default::default() };
     change(&mut record);
+    let vpc = *t.vpc(key.vpc).expect("vpc");
+    t.set_vpc(key.vpc, VpcRecord { flags: vpc.flags | vpc_flags::SERVICES, ..vpc });
     t.services.borrow_mut().insert(key, record);
 }
 
@@ -134,6 +136,19 @@ fn source_ranges_hold_for_addresses() {
     t.ranges.borrow_mut().clear();
     let mut q = Query { client_known: 0, ..query(key) };
     assert_eq!(select(&t, &mut q), Step::DONE);
+}
+
+/// What a connection's first packet pays for services: nothing in a VPC that has none, two questions where it is for no service.
+#[test]
+fn a_vpc_without_services_asks_for_none() {
+    let asked = |t: &FakeTables, flags: u8| {
+        let before = t.asked.get();
+        send(t, RED, A, tcp_frame(false, (A, 7), (B, 80), flags)).delivered_to(RED, B);
+        t.asked.get() - before
+    };
+    let plain = asked(&world(), SYN);
+    assert_eq!(asked(&with_service(false, BLUE, &[]), SYN), plain);
+    assert_eq!(asked(&with_service(false, RED, &[]), SYN), plain + 2);
 }
 
 #[test]

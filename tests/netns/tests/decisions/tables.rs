@@ -234,10 +234,6 @@ impl Tables for &Compiled {
         self.vpcs.get(&id).copied()
     }
 
-    fn vpc_of_vni(self, vni: u32) -> Option<u32> {
-        self.vpcs.contains_key(&vni).then_some(vni)
-    }
-
     fn slot(self, slot: u32) -> Option<u32> {
         self.entries.contains_key(&slot).then_some(slot)
     }

@@ -1,0 +1,218 @@
+//! `bench k8s`: what a large cluster costs one node's agent. The API server is one in memory, its objects are made up; agent, kernel and
+//! maps are real.
+
+mod server;
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use flowloom_tests_e2e::Lab;
+use serde_json::{Value, json};
+
+use self::server::Server;
+use crate::measure::{Goal, alone, p99};
+use crate::node::Effort;
+use crate::report::Measure;
+
+const NODES: &str = "/api/v1/nodes";
+const NAMESPACES: &str = "/api/v1/namespaces";
+const PODS: &str = "/api/v1/pods";
+const SERVICES: &str = "/api/v1/services";
+const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+const POLICIES: &str = "/apis/networking.k8s.io/v1/networkpolicies";
+
+/// How large a cluster is.
+#[derive(Clone, Copy)]
+struct Size {
+    nodes: usize,
+    pods: usize,
+    services: usize,
+}
+
+impl Size {
+    fn words(self) -> String {
+        format!("{} nodes, {} Pods, {} Services", self.nodes, self.pods, self.services)
+    }
+}
+
+/// One part of the benchmark.
+type Part = fn(Effort) -> Result<Vec<Measure>>;
+
+const PARTS: [(&str, Part); 3] = [
+    ("services-1000", |effort| cluster(effort, Size { nodes: 10, pods: 200, services: 1_000 })),
+    ("services-10000", |effort| cluster(effort, Size { nodes: 10, pods: 200, services: 10_000 })),
+    ("nodes-1000", |effort| cluster(effort, Size { nodes: 1_000, pods: 20_000, services: 1_000 })),
+];
+
+/// Everything, or the parts that are named.
+///
+/// # Errors
+/// When there is no such part, or the agent does not follow.
+pub fn bench(effort: Effort, only: &[String]) -> Result<Vec<Measure>> {
+    if let Some(unknown) = only.iter().find(|o| !PARTS.iter().any(|(name, _)| name == o)) {
+        bail!("no part {unknown:?}; there are: {}", PARTS.map(|(name, _)| name).join(", "));
+    }
+    let mut measures = Vec::new();
+    for (name, part) in
+        PARTS.into_iter().filter(|(name, _)| only.is_empty() || only.iter().any(|o| o == name))
+    {
+        let new = part(effort).with_context(|| name.to_owned())?;
+        for m in &new {
+            eprintln!("  {}: {}: {:.3} {}", m.bench, m.measure, m.ours, m.unit);
+        }
+        measures.extend(new);
+    }
+    Ok(measures)
+}
+
+fn node(at: usize, address: &str) -> Value {
+    json!({"metadata": {"name": format!("n{}", at + 1), "creationTimestamp": "2026-01-01T00:00:00Z"},
+           "spec": {"podCIDR": format!("10.{}.{}.0/24", 128 + at / 256, at % 256)},
+           "status": {"addresses": [{"type": "InternalIP", "address": address}],
+                      "conditions": [{"type": "NetworkUnavailable", "status": "False", "reason": "FlowloomIsUp"}]}})
+}
+
+/// Pods are spread over the nodes but the first, a hundred to a namespace, ten kinds of them.
+fn pod(at: usize, nodes: usize, version: usize) -> Value {
+    let (home, slot) = (1 + at % (nodes - 1), at / (nodes - 1));
+    let (app, name) = (format!("app-{}", at % 10), format!("app-{}-5d8c7f6b9-{at:05}", at % 10));
+    json!({"metadata": {"namespace": format!("team-{}", at / 100), "name": name, "uid": format!("0f0e0d0c-0000-4000-8000-{at:012}"),
+                        "creationTimestamp": "2026-01-01T00:00:00Z",
+                        "labels": {"app": app, "pod-template-hash": "5d8c7f6b9", "version": format!("v{version}")}},
+           "spec": {"nodeName": format!("n{}", home + 1), "serviceAccountName": "default",
+                    "containers": [{"name": "main", "ports": [{"name": "http", "containerPort": 8080, "protocol": "TCP"}]}]},
+           "status": {"phase": "Running", "podIPs": [{"ip": format!("10.{}.{}.{}", 128 + home / 256, home % 256, 2 + slot)}]}})
+}
+
+fn service(at: usize) -> Value {
+    json!({"metadata": {"namespace": format!("team-{}", at / 100), "name": format!("s{at}"), "creationTimestamp": "2026-01-01T00:00:00Z"},
+           "spec": {"type": "ClusterIP", "clusterIPs": [format!("10.96.{}.{}", at / 250, 1 + at % 250)],
+                    "ports": [{"name": "http", "protocol": "TCP", "port": 80}]}})
+}
+
+fn slice(at: usize, ready: bool) -> Value {
+    let endpoint = |n: usize| {
+        json!({"addresses": [format!("10.{}.{}.{}", 128, 1 + (2 * at + n) / 250 % 200, 1 + (2 * at + n) % 250)],
+               "nodeName": "n2", "conditions": {"ready": ready || n == 0}})
+    };
+    json!({"metadata": {"namespace": format!("team-{}", at / 100), "name": format!("s{at}-abcde"), "labels": {"kubernetes.io/service-name": format!("s{at}")}},
+           "addressType": "IPv4", "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
+           "endpoints": [endpoint(0), endpoint(1)]})
+}
+
+fn policy(at: usize, port: u16) -> Value {
+    json!({"metadata": {"namespace": format!("team-{at}"), "name": "front"},
+           "spec": {"podSelector": {"matchLabels": {"app": "app-1"}}, "policyTypes": ["Ingress"],
+                    "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "app-2"}}}], "ports": [{"protocol": "TCP", "port": port}]}]}})
+}
+
+/// Waits for the agent; longer than any correct run takes.
+fn until<T>(mut f: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = f()? {
+            return Ok(value);
+        }
+        if start.elapsed() > Duration::from_secs(120) {
+            bail!("the agent did not follow within 120 s");
+        }
+        // What is measured is measured by the agent: asking often would only disturb it.
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+}
+
+fn cluster(effort: Effort, size: Size) -> Result<Vec<Measure>> {
+    let kubeconfig = std::env::temp_dir().join(format!("flowloom-bench-{}.json", std::process::id()));
+    let line = format!(
+        "kubernetes: {{enabled: true, kubeconfig: {}, qps: 1000, burst: 1000, health_address: '', proxy_mode_address: ''}}",
+        kubeconfig.display()
+    );
+    // No answer yet: the file comes when the server knows the node's address.
+    let result = measured(effort, size, &kubeconfig, &line);
+    let _ = std::fs::remove_file(&kubeconfig);
+    result
+}
+
+fn measured(effort: Effort, size: Size, kubeconfig: &Path, line: &str) -> Result<Vec<Measure>> {
+    let bench = format!("k8s: {}", size.words());
+    let mut lab = Lab::builder().nodes(1).config(line).unready().start()?;
+    let address = lab.node(0).ips().first().context("the node has no address")?.to_string();
+    let listener = lab.node(0).ns.run_in(|| TcpListener::bind("127.0.0.1:0"))??;
+    let server = Server::start(listener)?;
+    for at in 0..size.nodes {
+        let address = if at == 0 { address.clone() } else { format!("198.18.{}.{}", at / 250, 1 + at % 250) };
+        server.put(NODES, node(at, &address));
+    }
+    for at in 0..=size.pods.max(size.services) / 100 {
+        server.put(NAMESPACES, json!({"metadata": {"name": format!("team-{at}"), "labels": {"kubernetes.io/metadata.name": format!("team-{at}")}}}));
+    }
+    (0..size.pods).for_each(|at| server.put(PODS, pod(at, size.nodes, 1)));
+    for at in 0..size.services {
+        server.put(SERVICES, service(at));
+        server.put(SLICES, slice(at, true));
+    }
+    (0..20).for_each(|at| server.put(POLICIES, policy(at, 8080)));
+    let agent = lab.agents.first_mut().context("no agent")?;
+    std::fs::write(kubeconfig, server.kubeconfig().to_string())?;
+    agent.wait_ready()?;
+    // Once more from a cold start, maps as they were.
+    let start = Instant::now();
+    agent.restart()?;
+    let restart = start.elapsed().as_secs_f64() * 1e3;
+    let client = agent.client();
+    let updates = || -> Result<(u64, f64)> {
+        let status = client.kubernetes()?;
+        Ok((status.updates, status.applied_us as f64 / 1e3))
+    };
+    let change = |server: &dyn Fn()| -> Result<f64> {
+        let (before, _) = updates()?;
+        server();
+        until(|| Ok(Some(updates()?).filter(|(now, _)| *now > before).map(|(_, ms)| ms)))
+    };
+    let pid = agent.process.as_ref().context("no process")?.pid();
+    let settled = resident(pid, "VmRSS:")?;
+    let (mut comes, mut goes, mut slices, mut labels, mut policies) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for round in 0..effort.changes {
+        let new = size.services + round;
+        comes.push(change(&|| server.put(SERVICES, service(new)))?);
+        goes.push(change(&|| server.remove(SERVICES, service(new)))?);
+        slices.push(change(&|| server.put(SLICES, slice(round, false)))?);
+        labels.push(change(&|| server.put(PODS, pod(round, size.nodes, 2)))?);
+        policies.push(change(&|| server.put(POLICIES, policy(round % 20, 9000 + round as u16)))?);
+    }
+    let mut out = vec![
+        alone(&bench, "restart until ready, everything listed and adopted", &[restart], "ms", None),
+        alone(&bench, "agent memory, resident when settled", &[settled], "MiB", memory_goal(size)),
+        alone(&bench, "agent memory, highest", &[resident(pid, "VmHWM:")?], "MiB", None),
+    ];
+    for (what, samples, goal) in [
+        ("one Service added, answer to map", &comes, Some(Goal::AtMost(5.0))),
+        ("one Service removed, answer to map", &goes, Some(Goal::AtMost(5.0))),
+        ("one EndpointSlice changed, answer to map", &slices, Some(Goal::AtMost(5.0))),
+        ("one Pod's label changed, answer to map", &labels, Some(Goal::AtMost(5.0))),
+        ("one NetworkPolicy changed, answer to map", &policies, None),
+    ] {
+        out.push(alone(&bench, &format!("{what}, median"), samples, "ms", goal));
+        out.push(p99(&bench, &format!("{what}, p99"), samples));
+    }
+    Ok(out)
+}
+
+/// 0.3 of the smaller peer with 10,000 Services; 120 MB at 1,000 nodes.
+fn memory_goal(size: Size) -> Option<Goal> {
+    match size {
+        Size { nodes: 1_000, .. } => Some(Goal::AtMost(114.0)),
+        Size { services: 10_000, .. } => Some(Goal::AtMost(55.0)),
+        Size { .. } => None,
+    }
+}
+
+/// A line of `/proc/PID/status`, MiB.
+fn resident(pid: u32, line: &str) -> Result<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let kib = text.lines().find_map(|l| l.strip_prefix(line)).context("no such line")?;
+    Ok(kib.trim().trim_end_matches(" kB").parse::<f64>()? / 1024.0)
+}
