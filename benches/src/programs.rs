@@ -136,8 +136,8 @@ impl World {
             programs.put(map_name::VPCS, vpc, abi::VpcRecord { vni: vpc, generation: 1, flags, pad: 0 })?;
         }
         let own = abi::AddressKey { vpc: DEFAULT_VPC, addr: Addr::from(IpAddr::from(NODE)) };
-        let host = abi::AddressRecord { endpoint: 0, flags: abi::address_flags::HOST };
-        programs.put(map_name::ADDRESSES, own, host)?;
+        let record = abi::AddressRecord { endpoint: 0, flags: abi::address_flags::HOST };
+        programs.put(map_name::ADDRESSES, own, record)?;
         let mut entries = vec![entry(0, 6, None, u32::MAX, verdict::ALLOW)];
         for i in 0..scale.rules {
             let v = if i % 2 == 0 { verdict::ALLOW } else { verdict::DROP };
