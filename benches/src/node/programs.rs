@@ -29,8 +29,8 @@ pub(super) fn programs(effort: Effort) -> Result<Vec<Measure>> {
     let mut first = vec![Vec::new(); worlds.len()];
     let mut hooks = vec![Vec::new(); Hook::ALL.len()];
     let mut lives = vec![Vec::new(); LIFE.len()];
-    // Three times as many as traffic gets: each is short.
-    for round in 0..=effort.rounds * 3 {
+    // Twice as many as traffic gets: each is short.
+    for round in 0..=effort.rounds * 2 {
         for (i, world) in worlds.iter_mut().enumerate() {
             // The best of a few: what another process took from one of them is not the program's.
             let ns = best((0..3).map(|_| world.established(REPEAT)))?;
