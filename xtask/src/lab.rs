@@ -35,6 +35,15 @@ pub(crate) fn conformance(args: &[String]) -> Result<()> {
     lab(&[&["conformance".to_owned()], args].concat())
 }
 
+/// A shop on a cluster, with a table of who reached whom.
+pub(crate) fn demo(keep: bool) -> Result<()> {
+    tiers::binaries()?;
+    lab(&["build".to_owned()])?;
+    let dir = tiers::bin_dir();
+    let mut command = run::command(&dir.join("flowloom-k8s-demo").display().to_string(), &[]);
+    run::succeed(command.args(keep.then_some("--keep")).env("FLOWLOOM_BIN_DIR", dir))
+}
+
 fn lab(args: &[String]) -> Result<()> {
     let build = ["build", "--quiet", "--locked", "-p", "flowloom-lab"];
     run::succeed(&mut run::command(&run::cargo(), &build))?;

@@ -18,9 +18,12 @@ pub(crate) struct Args {
 
 #[derive(clap::Args)]
 pub(crate) struct DemoArgs {
-    /// Leave the two nodes running until Enter, and say how to look around.
+    /// Leave it running (the two nodes until Enter, a cluster until it is taken down), and say how to look around.
     #[arg(long)]
     keep: bool,
+    /// A shop on a Kubernetes cluster of two nodes, instead.
+    #[arg(long)]
+    k8s: bool,
 }
 
 #[derive(clap::Args)]
@@ -41,7 +44,7 @@ const TIERS: &[Tier] = &[
     ("unit", unit),
     ("kernel", kernel),
     ("e2e", e2e),
-    ("demo", || demo(&DemoArgs { keep: false })),
+    ("demo", || demo(&DemoArgs { keep: false, k8s: false })),
 ];
 
 /// Run when they are named: they need Kubernetes' programs (`cargo xtask lab build`, minutes once).
@@ -111,6 +114,9 @@ fn e2e() -> Result<()> {
 }
 
 pub(crate) fn demo(args: &DemoArgs) -> Result<()> {
+    if args.k8s {
+        return lab::demo(args.keep);
+    }
     binaries()?;
     let mut command = run::command(
         &run::cargo(),
