@@ -1,8 +1,14 @@
 //! Services over the in-memory maps: killed at every write, restarted, finished. No root, no kernel.
 
+use std::collections::BTreeSet;
+
+use flowloom_bpf_abi::{VpcRecord, vpc_flags};
 use flowloom_compiler::service_oracle;
 use flowloom_compiler::worldgen::{Rng, local_node};
-use flowloom_compiler::{HeldServices, NodePlan, Numbers, compile, diff};
+use flowloom_compiler::{
+    FrontendKey, FrontendPlan, HeldServices, ListId, NodePlan, Numbers, Op, Scope, ServiceId, VpcId, VpcPlan,
+    compile, diff,
+};
 use flowloom_datapath::realise::{Memory, Realise as _};
 use flowloom_datapath::services::held_services;
 use flowloom_datapath::{Devices, adopt, apply};
@@ -62,4 +68,58 @@ fn a_restart_of_an_agent_writes_no_service_anew_and_finishes_what_a_kill_left() 
         }
     }
     assert!(kills > 100, "only {kills} kills");
+}
+
+/// Packets look for services only in a VPC that is marked: the mark comes before the first frontend and goes after the last.
+#[test]
+fn a_vpc_is_marked_while_it_has_services() {
+    let (devices, id) = (Devices::new(), VpcId(100));
+    let key = |port| FrontendKey {
+        vpc: id,
+        ip: "10.96.0.10".parse().expect("ip"),
+        protocol: 6,
+        port,
+        scope: Scope::Inside,
+    };
+    let plan = FrontendPlan { service: ServiceId(1), list: ListId(0), count: 0, affinity: 0, flags: 0 };
+    let put = |port| Op::PutFrontends(vec![(key(port), plan)]);
+    let vpc = Op::PutVpc {
+        id,
+        vpc: VpcPlan {
+            name: "red".parse().expect("name"),
+            default: false,
+            gateways: BTreeSet::new(),
+            subnets: BTreeSet::new(),
+        },
+        stale_gateways: Vec::new(),
+    };
+    let run = |memory: &mut Memory, op: &Op| {
+        assert!(apply::apply(memory, &devices, &mut None, std::slice::from_ref(op)).is_clean());
+    };
+    let marked = |memory: &Memory| memory.state.vpcs[&100].flags & vpc_flags::SERVICES != 0;
+
+    let mut memory = Memory::default();
+    run(&mut memory, &vpc);
+    assert_eq!(memory.state.vpcs[&100], VpcRecord { vni: 100, generation: 1, flags: 0, pad: 0 });
+    // Killed after the first write: marked, and no frontend.
+    let mut killed = memory.clone();
+    killed.abort_at = Some(killed.writes() + 2);
+    assert!(apply::apply(&mut killed, &devices, &mut None, &[put(80)]).aborted);
+    assert!(marked(&killed) && killed.state.services.services.is_empty());
+    run(&mut memory, &put(80));
+    let before = memory.writes();
+    run(&mut memory, &put(81));
+    assert_eq!(memory.writes() - before, 1, "marked once");
+    // Neither the VPC written again nor a bump takes it away.
+    run(&mut memory, &vpc);
+    run(&mut memory, &Op::BumpGeneration(id));
+    run(&mut memory, &Op::RemoveFrontends(vec![key(80)]));
+    assert!(marked(&memory));
+    run(&mut memory, &Op::RemoveFrontends(vec![key(81)]));
+    assert!(!marked(&memory));
+    // Services that are there first.
+    let mut memory = Memory::default();
+    run(&mut memory, &put(80));
+    run(&mut memory, &vpc);
+    assert!(marked(&memory));
 }
