@@ -1,5 +1,5 @@
 // The far end of the prober's batch runner, in its image: makes the connections that `agnhost connect` would, all at
-// the same time and without a program for each.
+// the same time and without a program for each. As there, a name's resolution does not count as the connection's time.
 package main
 
 import (
@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -15,7 +16,7 @@ import (
 	"github.com/mattfenwick/cyclonus/pkg/worker"
 )
 
-const patience = time.Second
+const patience = 2 * time.Second
 
 func main() {
 	jobs := flag.String("jobs", "", "a batch, as JSON")
@@ -25,10 +26,16 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	addresses := map[string]string{}
+	for _, request := range batch.Requests {
+		if _, known := addresses[request.Host]; !known {
+			addresses[request.Host] = resolve(request.Host)
+		}
+	}
 	results := make([]*worker.Result, len(batch.Requests))
 	var all sync.WaitGroup
 	for i, request := range batch.Requests {
-		all.Go(func() { results[i] = answer(request) })
+		all.Go(func() { results[i] = answer(request, addresses[request.Host]) })
 	}
 	all.Wait()
 	if err := json.NewEncoder(os.Stdout).Encode(results); err != nil {
@@ -36,9 +43,18 @@ func main() {
 	}
 }
 
-func answer(request *worker.Request) *worker.Result {
+// The name itself when it has no address: connecting says why.
+func resolve(host string) string {
+	if found, err := net.LookupHost(host); err == nil {
+		return found[0]
+	}
+	return host
+}
+
+func answer(request *worker.Request, host string) *worker.Result {
 	result := &worker.Result{Request: request}
-	if err := connect(strings.ToLower(string(request.Protocol)), request.Address()); err != nil {
+	address := net.JoinHostPort(host, strconv.Itoa(request.Port))
+	if err := connect(strings.ToLower(string(request.Protocol)), address); err != nil {
 		result.Error = err.Error()
 	}
 	return result
