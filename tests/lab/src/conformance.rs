@@ -45,7 +45,8 @@ pub fn run(what: &Conformance) -> Result<()> {
     };
     let options = RunOptions {
         procs: what.procs,
-        reports: paths::cache().join("conformance"),
+        // A second run of a group, on another cluster, must not take the first one's files.
+        reports: paths::cache().join("conformance").join(&lab.options().name),
         more: what.more.clone(),
     };
     let repository = repository()?;

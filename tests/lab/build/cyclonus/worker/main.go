@@ -3,9 +3,11 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"strconv"
@@ -26,12 +28,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	addresses := map[string]string{}
-	for _, request := range batch.Requests {
-		if _, known := addresses[request.Host]; !known {
-			addresses[request.Host] = resolve(request.Host)
-		}
-	}
+	addresses := resolve(batch.Requests)
 	results := make([]*worker.Result, len(batch.Requests))
 	var all sync.WaitGroup
 	for i, request := range batch.Requests {
@@ -43,17 +40,36 @@ func main() {
 	}
 }
 
-// The name itself when it has no address: connecting says why.
-func resolve(host string) string {
-	if found, err := net.LookupHost(host); err == nil {
-		return found[0]
+// The first address of every name; names that have none, or are not told in time, are left out.
+func resolve(requests []*worker.Request) map[string]string {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	defer cancel()
+	addresses := map[string]string{}
+	var lock sync.Mutex
+	var all sync.WaitGroup
+	for _, request := range requests {
+		addresses[request.Host] = ""
 	}
-	return host
+	for host := range maps.Clone(addresses) {
+		all.Go(func() {
+			if found, err := net.DefaultResolver.LookupHost(ctx, host); err == nil {
+				lock.Lock()
+				addresses[host] = found[0]
+				lock.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	return addresses
 }
 
-func answer(request *worker.Request, host string) *worker.Result {
+func answer(request *worker.Request, address string) *worker.Result {
 	result := &worker.Result{Request: request}
-	address := net.JoinHostPort(host, strconv.Itoa(request.Port))
+	if address == "" {
+		result.Error = "no address"
+		return result
+	}
+	address = net.JoinHostPort(address, strconv.Itoa(request.Port))
 	if err := connect(strings.ToLower(string(request.Protocol)), address); err != nil {
 		result.Error = err.Error()
 	}
