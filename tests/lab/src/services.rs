@@ -249,3 +249,14 @@ fn service(member: &Member, name: &str, program: &str, flags: &[(&str, &str)]) -
     argv.extend(flags.iter().map(|(key, value)| format!("--{key}={value}")));
     Service { name: name.to_owned(), argv, env: Vec::new(), log: member.dir.join(format!("{name}.log")) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_in_three_zones_in_turn() {
+        let zones: Vec<_> = (1..=4).map(zone).collect();
+        assert_eq!(zones, ["zone-1", "zone-2", "zone-3", "zone-1"]);
+    }
+}
