@@ -20,8 +20,8 @@ const EVENTS: usize = 64;
 pub struct NodeDuties {
     /// `NetworkUnavailable` has to become false.
     pub condition: bool,
-    /// The taint has to go.
-    pub taint: bool,
+    /// Places of the taint in the node's list, of each effect it has: they have to go.
+    pub taints: Vec<usize>,
 }
 
 impl NodeDuties {
@@ -30,7 +30,11 @@ impl NodeDuties {
     pub fn of(node: &Node, taint: &str) -> Self {
         Self {
             condition: node.network_unavailable.as_ref().is_none_or(|(status, _)| status != "False"),
-            taint: !taint.is_empty() && node.taints.iter().any(|(key, ..)| key == taint),
+            taints: (0..)
+                .zip(&node.taints)
+                .filter(|(_, (key, ..))| !taint.is_empty() && key == taint)
+                .map(|(at, _)| at)
+                .collect(),
         }
     }
 
@@ -41,9 +45,9 @@ impl NodeDuties {
     }
 }
 
-fn patch(path: &str, body: &Value) -> Result<http::Request<Vec<u8>>, ClientError> {
+fn patch(path: &str, kind: &str, body: &Value) -> Result<http::Request<Vec<u8>>, ClientError> {
     http::Request::patch(path)
-        .header(http::header::CONTENT_TYPE, "application/strategic-merge-patch+json")
+        .header(http::header::CONTENT_TYPE, format!("application/{kind}+json"))
         .body(body.to_string().into_bytes())
         .map_err(|e| ClientError::Transport(e.to_string()))
 }
@@ -65,14 +69,28 @@ pub async fn perform(
             "message": "flowloom is running on this node", "lastHeartbeatTime": now, "lastTransitionTime": now,
         });
         let body = json!({"status": {"conditions": [condition]}});
-        client.json::<Value>(patch(&format!("/api/v1/nodes/{node}/status"), &body)?).await?;
+        let path = format!("/api/v1/nodes/{node}/status");
+        client.json::<Value>(patch(&path, "strategic-merge-patch", &body)?).await?;
     }
-    if duties.taint {
-        // By key: other taints, and what others do to them meanwhile, are left alone.
-        let body = json!({"spec": {"taints": [{"$patch": "delete", "key": taint}]}});
-        client.json::<Value>(patch(&format!("/api/v1/nodes/{node}"), &body)?).await?;
+    if !duties.taints.is_empty() {
+        let body = without_taints(&duties.taints, taint);
+        client.json::<Value>(patch(&format!("/api/v1/nodes/{node}"), "json-patch", &body)?).await?;
     }
     Ok(())
+}
+
+/// Removes the taint from these places and nothing else. Taints are one value to a merge; where others changed the list meanwhile the test
+/// fails, and the node's next version says the new places.
+fn without_taints(places: &[usize], taint: &str) -> Value {
+    let one = |at: &usize| {
+        let path = format!("/spec/taints/{at}");
+        [
+            json!({"op": "test", "path": format!("{path}/key"), "value": taint}),
+            json!({"op": "remove", "path": path}),
+        ]
+    };
+    // From the end: the places before stay what they are.
+    places.iter().rev().flat_map(one).collect()
 }
 
 /// An event about a Pod.
@@ -127,7 +145,7 @@ impl Recorder {
             let body =
                 json!({"count": sent.count, "lastTimestamp": stamp, "message": shorten(&event.message)});
             let path = format!("/api/v1/namespaces/{}/events/{}", event.pod.namespace, sent.name);
-            let answer = self.client.json::<Value>(patch(&path, &body)?).await;
+            let answer = self.client.json::<Value>(patch(&path, "strategic-merge-patch", &body)?).await;
             match answer {
                 Err(e) if e.code() == 404 => drop(self.sent.remove(&key)),
                 other => return other.map(drop),
@@ -191,8 +209,27 @@ mod tests {
     fn only_what_is_missing_is_written() {
         let left = |n: &Node, taint: &str| NodeDuties::of(n, taint);
         assert!(left(&node(Some("False"), &["other"]), "mine").is_done());
-        assert_eq!(left(&node(None, &["mine"]), "mine"), NodeDuties { condition: true, taint: true });
-        assert_eq!(left(&node(Some("True"), &["mine"]), ""), NodeDuties { condition: true, taint: false });
+        let duties = |places: &[usize]| NodeDuties { condition: true, taints: places.to_vec() };
+        assert_eq!(left(&node(None, &["mine"]), "mine"), duties(&[0]));
+        assert_eq!(left(&node(None, &["other", "mine", "mine"]), "mine"), duties(&[1, 2]));
+        assert_eq!(left(&node(Some("True"), &["mine"]), ""), duties(&[]));
+    }
+
+    // Taints have no merge key: a merge patch that deletes one by its key was refused as a taint without an effect.
+    #[test]
+    fn a_taint_stayed_because_its_removal_was_refused() {
+        let body = without_taints(&[1, 2], "mine");
+        let op = |op: &str, path: &str| json!({"op": op, "path": path});
+        let test = |path: &str| json!({"op": "test", "path": path, "value": "mine"});
+        assert_eq!(
+            body,
+            json!([
+                test("/spec/taints/2/key"),
+                op("remove", "/spec/taints/2"),
+                test("/spec/taints/1/key"),
+                op("remove", "/spec/taints/1"),
+            ])
+        );
     }
 
     #[test]
