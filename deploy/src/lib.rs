@@ -3,6 +3,7 @@
 //! check deploy` fails when the files differ.
 #![forbid(unsafe_code)]
 
+mod admission;
 mod crds;
 mod rbac;
 #[cfg(test)]
@@ -21,6 +22,7 @@ pub fn manifests() -> Result<Vec<(&'static str, String)>> {
     let files = [
         ("00-namespace.yaml", rbac::namespace()),
         ("10-rbac.yaml", rbac::accounts_and_roles()),
+        ("15-admission.yaml", admission::own_node()),
         ("20-crds.yaml", crds::definitions()?),
         ("30-config.yaml", workloads::configuration()),
         ("40-agent.yaml", workloads::agent()),

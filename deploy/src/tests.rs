@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use flowloom_k8s::access::{AGENT, CONTROLLER};
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -78,12 +81,14 @@ fn every_document_is_what_its_type_takes_and_nothing_is_lost() {
             "Deployment" => whole::<Deployment>(&value),
             "PodDisruptionBudget" => whole::<PodDisruptionBudget>(&value),
             "CustomResourceDefinition" => whole::<CustomResourceDefinition>(&value),
+            "ValidatingAdmissionPolicy" => whole::<ValidatingAdmissionPolicy>(&value),
+            "ValidatingAdmissionPolicyBinding" => whole::<ValidatingAdmissionPolicyBinding>(&value),
             other => vec![format!("nobody checks {other}")],
         };
         assert!(faults.is_empty(), "{kind} {}: {faults:?}", value["metadata"]["name"]);
         kinds.insert(kind);
     }
-    assert_eq!(kinds.len(), 11);
+    assert_eq!(kinds.len(), 13);
 }
 
 #[test]
@@ -160,4 +165,29 @@ fn the_slices_definition_has_its_rules() {
         assert!(text.contains(rule), "{rule}");
     }
     assert!(text.contains("\"maxItems\":250") && text.contains("\"scope\":\"Cluster\""));
+}
+
+#[test]
+fn what_an_agent_may_write_on_nodes_is_bound_to_its_own() {
+    let policies: Vec<ValidatingAdmissionPolicy> = of("ValidatingAdmissionPolicy");
+    let bindings: Vec<ValidatingAdmissionPolicyBinding> = of("ValidatingAdmissionPolicyBinding");
+    let ([policy], [binding]) = (policies.as_slice(), bindings.as_slice()) else {
+        panic!("{} policies, {} bindings", policies.len(), bindings.len())
+    };
+    assert_eq!(binding.spec.as_ref().unwrap().policy_name, policy.metadata.name);
+    // Every right to write to nodes is under the policy.
+    let rules =
+        policy.spec.as_ref().unwrap().match_constraints.as_ref().unwrap().resource_rules.clone().unwrap();
+    let bound: BTreeSet<String> = rules.into_iter().flat_map(|r| r.resources.unwrap_or_default()).collect();
+    let writes =
+        |a: &&flowloom_k8s::access::Access| a.verbs.iter().any(|v| !["get", "list", "watch"].contains(v));
+    let granted: BTreeSet<String> = AGENT
+        .rights
+        .iter()
+        .filter(writes)
+        .flat_map(|a| a.resources)
+        .filter(|r| r.starts_with("nodes"))
+        .map(|r| (*r).to_owned())
+        .collect();
+    assert_eq!(bound, granted);
 }
