@@ -6,6 +6,9 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+/// Unit of what is counted, not timed: the same everywhere with the same compiler and kernel.
+pub const COUNTED: &str = "instructions";
+
 /// One measured thing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measure {
@@ -106,8 +109,9 @@ impl Report {
         Ok(())
     }
 
-    /// Measures of `self` that left the recorded ratio by more than `tolerance` (0.2 = 20 %), in the worse direction or the better: the median
-    /// and the whole interval of the run. On a busy machine a short run's median alone wanders that far.
+    /// Measures of `self` that left what is recorded by more than `tolerance` (0.2 = 20 %), in the worse direction or the better: of ratios the
+    /// median and the whole interval of the run (on a busy machine a short run's median alone wanders that far), of [`COUNTED`] things the
+    /// number. What takes time of its own says something about one machine only and is not compared. A measure that only one side has is one, too.
     #[must_use]
     pub fn strays(&self, recorded: &Self, tolerance: f64) -> Vec<String> {
         let mut out = Vec::new();
@@ -120,6 +124,9 @@ impl Report {
                 out.push(format!("{} {}: not recorded", m.bench, m.measure));
                 continue;
             };
+            if m.unit == COUNTED && (m.ours / old.ours - 1.0).abs() > tolerance {
+                out.push(format!("{} {}: {} was {}", m.bench, m.measure, short(m.ours), short(old.ours)));
+            }
             let (Some(now), Some(then)) = (m.ratio, old.ratio) else { continue };
             let [low, high] = m.interval.unwrap_or([now, now]).map(|r| r / then);
             if (now / then - 1.0).abs() > tolerance && (low > 1.0 + tolerance || high < 1.0 - tolerance) {
@@ -131,6 +138,13 @@ impl Report {
                     short(now),
                     short(then)
                 ));
+            }
+        }
+        for old in &recorded.measures {
+            let same =
+                |m: &&Measure| (&m.bench, &m.measure, &m.peer) == (&old.bench, &old.measure, &old.peer);
+            if self.measures.iter().any(|m| m.bench == old.bench) && !self.measures.iter().any(|m| same(&m)) {
+                out.push(format!("{} {}: recorded, but no longer measured", old.bench, old.measure));
             }
         }
         out
@@ -180,6 +194,22 @@ mod tests {
             ..Report::default()
         };
         assert!(noisy.strays(&recorded, 0.2).is_empty());
+        let renamed =
+            Report { measures: vec![Measure { measure: "y".into(), ..measure(0.5) }], ..Report::default() };
+        assert_eq!(renamed.strays(&recorded, 0.2).len(), 2);
+        let other =
+            Report { measures: vec![Measure { bench: "cni".into(), ..measure(0.5) }], ..Report::default() };
+        assert_eq!(other.strays(&recorded, 0.2).len(), 1);
+    }
+
+    #[test]
+    fn what_is_counted_is_compared_without_a_peer() {
+        let counted = |ours: f64| Report {
+            measures: vec![Measure { unit: COUNTED.into(), ours, ratio: None, peer: None, ..measure(0.5) }],
+            ..Report::default()
+        };
+        assert!(counted(110.0).strays(&counted(100.0), 0.2).is_empty());
+        assert_eq!(counted(130.0).strays(&counted(100.0), 0.2).len(), 1);
     }
 
     #[test]

@@ -120,13 +120,15 @@ impl<'a> Contender<'a> {
 
 /// `local` endpoints of this node, which share the group, and as many on nodes that exist in the document only as make `all`.
 fn crowd(document: &mut Document, local: u32, all: u32) {
-    let far: Value = (0..5)
+    // No node has more than 4,095 endpoints.
+    let nodes = all.div_ceil(4000).max(5);
+    let far: Value = (0..nodes)
         .map(|i| json!({"name": format!("far{i}"), "addresses": [format!("198.51.100.{}", 100 + i)]}))
         .collect();
     let endpoints: Value = (0..all)
         .map(|i| {
             let (node, groups) =
-                if i < local { ("n1".to_owned(), json!(["bench"])) } else { (format!("far{}", i % 5), json!([])) };
+                if i < local { ("n1".to_owned(), json!(["bench"])) } else { (format!("far{}", i % nodes), json!([])) };
             json!({"vpc": "red", "name": format!("e{i}"), "subnet": "app", "node": node, "security_groups": groups,
                    "ip": format!("10.1.{}.{}", 16 + i / 250, 1 + i % 250), "labels": {"role": format!("r{}", i % 50)}})
         })

@@ -6,7 +6,7 @@ use flowloom_tests_netns::stats;
 use super::Effort;
 use crate::measure::{Goal, against, alone};
 use crate::programs::{Hook, LIFE, Scale, World};
-use crate::report::Measure;
+use crate::report::{COUNTED, Measure};
 
 const BENCH: &str = "node: programs alone";
 /// Runs of one packet that the kernel averages.
@@ -100,16 +100,16 @@ pub(super) fn programs(effort: Effort) -> Result<Vec<Measure>> {
     for cost in stats::measure()? {
         measures.push(alone(
             BENCH,
-            &format!("{}, verified instructions", cost.name),
+            &format!("{}, walked by the verifier", cost.name),
             &[cost.verified.into()],
-            "",
+            COUNTED,
             None,
         ));
         measures.push(alone(
             BENCH,
-            &format!("{}, instructions", cost.name),
+            &format!("{}, loaded", cost.name),
             &[cost.instructions.into()],
-            "",
+            COUNTED,
             None,
         ));
     }

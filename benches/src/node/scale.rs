@@ -1,6 +1,7 @@
 //! The same traffic with many rules, peers and endpoints: against itself with one rule, and against nftables with an equivalent set.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use aya::maps::loaded_maps;
@@ -15,6 +16,9 @@ use crate::traffic::Load;
 
 /// Rates of the machine drift by more than what is looked for here: CPU time tells.
 const LOADS: [Load; 2] = [Load::RequestResponse, Load::ConnectRequestClose];
+
+/// How long a document with everything may take: what is measured comes after it.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 struct Node {
     // Before the lab that they live in.
@@ -31,7 +35,7 @@ impl Node {
         if endpoints > 0 {
             crowd(&mut doc, 0, endpoints);
         }
-        lab.apply(&doc)?;
+        lab.apply_within(&doc, PATIENCE)?;
         Ok(Self { client: lab.workload("red/client")?, server: lab.workload("red/server")?, _lab: lab })
     }
 

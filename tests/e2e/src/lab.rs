@@ -23,6 +23,7 @@ pub struct LabBuilder {
     external: bool,
     mtu: u32,
     config: Vec<String>,
+    unready: bool,
 }
 
 impl LabBuilder {
@@ -61,6 +62,13 @@ impl LabBuilder {
         self
     }
 
+    /// Does not wait until the agents are ready: they lack something that the caller has to bring.
+    #[must_use]
+    pub fn unready(mut self) -> Self {
+        self.unready = true;
+        self
+    }
+
     /// Makes the nodes and starts the agents.
     ///
     /// # Errors
@@ -77,7 +85,7 @@ impl LabBuilder {
         let mut lab = Lab {
             agents: Vec::new(),
             document: dir.path().join("desired/desired.json"),
-            config: self.config,
+            config: self.config.clone(),
             topology,
             bpffs,
             dir,
@@ -87,7 +95,7 @@ impl LabBuilder {
             let agent = lab.new_agent(node)?;
             lab.agents.push(agent);
         }
-        for agent in &lab.agents {
+        for agent in lab.agents.iter().filter(|_| !self.unready) {
             agent.wait_ready()?;
         }
         Ok(lab)
@@ -141,7 +149,7 @@ impl Lab {
             Ok("invalid") => Netfilter::InvalidDrop,
             Ok(other) => panic!("FLOWLOOM_TEST_NETFILTER={other}: it may be \"invalid\""),
         };
-        LabBuilder { nodes: 2, netfilter, external: false, mtu: 1500, config: Vec::new() }
+        LabBuilder { nodes: 2, netfilter, external: false, mtu: 1500, config: Vec::new(), unready: false }
     }
 
     /// The document that names the nodes and nothing else.
@@ -209,6 +217,15 @@ impl Lab {
         self.wait_enforced()
     }
 
+    /// As [`Self::apply`], for a document that takes its time.
+    ///
+    /// # Errors
+    /// With the command's output when it is refused.
+    pub fn apply_within(&self, document: &Document, patience: Duration) -> Result<()> {
+        self.install(document)?;
+        self.enforced_within(patience)
+    }
+
     /// Writes a document that needs no allocation in the place of the installed one, as a tool that renders documents does, and waits.
     ///
     /// # Errors
@@ -225,11 +242,15 @@ impl Lab {
     /// # Errors
     /// When the document cannot be read.
     pub fn wait_enforced(&self) -> Result<()> {
+        self.enforced_within(PATIENCE)
+    }
+
+    fn enforced_within(&self, patience: Duration) -> Result<()> {
         let lock = lock_path(&self.document);
         let wanted = digest(&std::fs::read(&self.document)?, std::fs::read(lock).ok().as_deref());
         for agent in self.agents.iter().filter(|a| a.process.is_some()) {
             let client = agent.client();
-            eventually(PATIENCE, || {
+            eventually(patience, || {
                 let status = client.status().map_err(|e| e.to_string())?;
                 if status.document.applied_digest == wanted {
                     Ok(())
