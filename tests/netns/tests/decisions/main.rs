@@ -59,7 +59,8 @@ fn apart(world: World, at: u64) -> World {
         if at == 0 { vpc.clone() } else { format!("w{at}-{vpc}").parse().expect("a name") }
     };
     let mut out = World { nodes: world.nodes, ..World::default() };
-    for (n, mut vpc) in world.vpcs.into_values().rev().enumerate() {
+    let vpcs: Vec<_> = world.vpcs.into_values().collect();
+    for (n, mut vpc) in vpcs.into_iter().rev().enumerate() {
         vpc.name = renamed(&vpc.name);
         // The default VPC is number 1.
         let n = if vpc.name.is_default() { 0 } else { n as u32 + 1 };
@@ -104,8 +105,8 @@ fn churn(place: &mut Place) {
             Arc::make_mut(&mut endpoint).node =
                 if rng.one_in(2) { worldgen::local_node() } else { "n2".parse().expect("a name") };
         }
-        if !taken {
-            place.world.endpoints.entry(endpoint.key()).or_insert(endpoint);
+        if !taken && !place.world.endpoints.contains_key(&endpoint.key()) {
+            place.world.endpoints.insert(endpoint.key(), endpoint);
         }
     }
     if place.flows.is_empty() || rng.one_in(2) {
