@@ -63,7 +63,7 @@ pub(crate) async fn trace(core: &Handle, request: v1::TraceRequest) -> Result<v1
 
 impl Core {
     fn prepare_trace(&self, request: &v1::TraceRequest) -> Result<Prepared, ApiError> {
-        let ingress = request.direction == Some(v1::Direction::Ingress);
+        let asked = request.direction == Some(v1::Direction::Ingress);
         let sides = self.sides(&request.vpc, &request.from, &request.to)?;
         let (family, src, dst) = self.family_of(&sides, request.family)?;
         let protocol = names::protocol_number(&request.protocol, family == Family::V4)
@@ -72,6 +72,9 @@ impl Core {
         // What the workload asks for; the programs choose the backend.
         let (dst, port) = service.as_ref().map_or((dst, request.port), |s| (s.ip, Some(s.port)));
         let vpc = sides.vpc;
+        // The stack delivers to endpoints of the default VPC only. In another one the sender's hook judges both sides, and what another node sends is
+        // judged where it leaves the tunnel: there is none in a dry run.
+        let ingress = asked && self.plan.vpcs.values().any(|v| v.name == vpc && v.default);
         let at = if ingress { dst } else { src };
         let local = self.plan.endpoints.values().find(|e| e.key.vpc == vpc && e.ips.contains(&at));
         let Some(plan) = local else {
@@ -79,6 +82,11 @@ impl Core {
                 "{at} is no enforced endpoint of vpc {vpc} on this node; trace where the {} runs",
                 if ingress { "receiver" } else { "sender" }
             );
+            let message = if asked && !ingress {
+                format!("{message}; in vpc {vpc} it is the sender's node that a trace can follow a packet on")
+            } else {
+                message
+            };
             return Err(ApiError::new(ErrorCode::NotFound, message));
         };
         let device = self.attached.get(&plan.key).ok_or_else(|| {
