@@ -25,6 +25,21 @@ pub fn eventually<T, E: Debug>(timeout: Duration, mut f: impl FnMut() -> Result<
     }
 }
 
+/// The coarse monotonic clock, which programs read in whole seconds: at a moment when its second goes on for a tenth at least, so that a program that is
+/// run now reads the same.
+///
+/// # Panics
+/// When there is no such clock.
+#[must_use]
+pub fn settled_second() -> Duration {
+    eventually(Duration::from_secs(5), || {
+        let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC_COARSE)
+            .map_err(|e| e.to_string())?;
+        let now = Duration::from(now);
+        if now.subsec_millis() < 900 { Ok(now) } else { Err("the second ends".to_owned()) }
+    })
+}
+
 /// Watches that `f` is `Ok` all the time for `duration`; panics with its first error.
 ///
 /// # Panics

@@ -232,6 +232,8 @@ impl Twin {
         let mut frame = vec![0; arrival.frame.len() + 256];
         let mut after = [0; offset::SIZE];
         let program = self.programs.program(hook.name())?;
+        // What is not TCP becomes a connection by its age.
+        self.fake.now_ns.set(flowloom_testkit::settled_second().as_nanos() as u64);
         let ran = self.ns.run_in(|| {
             program.test_run(TestRunOptions {
                 data_in: Some(&arrival.frame),

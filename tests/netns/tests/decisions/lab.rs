@@ -185,7 +185,7 @@ impl Lab {
         for map in &self.connections {
             let one = |key: &abi::CtKey, entry: &abi::CtEntry| {
                 if entry.flags & abi::ct_flags::MOVED == 0 {
-                    kernel.insert(*key, timeless(*entry));
+                    kernel.insert(*key, timeless(key, *entry));
                 }
             };
             map.for_each(one).map_err(|e| e.to_string())?;

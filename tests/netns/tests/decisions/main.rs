@@ -22,7 +22,7 @@ use flowloom_bpf_logic::fake::FakeFrame;
 use flowloom_compiler::worldgen::{self, Rng};
 use flowloom_compiler::{RuleId, Verdict};
 use flowloom_datapath::Hook;
-use flowloom_datapath::sys::{self, RunContext};
+use flowloom_datapath::sys::RunContext;
 use flowloom_model::{Direction, Endpoint, EndpointKey, NodeName, Vni, VpcName, World};
 
 use crate::fault::Fault;
@@ -285,7 +285,7 @@ impl Bench<'_> {
         };
         let mirror = FakeFrame::new(frame.clone(), ifindex);
         mirror.0.borrow_mut().arrived_on = arrived_on;
-        let now = sys::monotonic()?.as_nanos() as u64;
+        let now = flowloom_testkit::settled_second().as_nanos() as u64;
         let mapped = |end: model::End| (flowloom_bpf_abi::Addr::from(end.0).0, end.1);
         let src_is_lo = mapped(probe.src) <= mapped(probe.dst);
         let action = self.lab.tables.run(hook, &mirror, now, src_is_lo);

@@ -133,7 +133,7 @@ impl Compiled {
     pub(crate) fn connections(&self) -> BTreeMap<CtKey, CtEntry> {
         let (a, b) = (self.established.borrow(), self.half_open.borrow());
         let begun = b.iter().filter(|(_, c)| !c.has_moved());
-        a.iter().chain(begun).map(|(k, c)| (*k, timeless(c.value()))).collect()
+        a.iter().chain(begun).map(|(k, c)| (*k, timeless(k, c.value()))).collect()
     }
 
     /// Runs a hook. `src_is_lo`: how the packet's ends are ordered.
@@ -191,9 +191,11 @@ impl Compiled {
     }
 }
 
-/// An entry without what clocks wrote.
-pub(crate) fn timeless(entry: CtEntry) -> CtEntry {
-    CtEntry { last_seen: 0, created: 0, ..entry }
+/// An entry without what clocks wrote: what is not TCP becomes a connection by its age.
+pub(crate) fn timeless(key: &CtKey, entry: CtEntry) -> CtEntry {
+    let (state, flags) =
+        if key.protocol == 6 { (entry.state, entry.flags) } else { (0, entry.flags & !ct_flags::COUNTED) };
+    CtEntry { last_seen: 0, created: 0, state, flags, ..entry }
 }
 
 impl Tables for &Compiled {
