@@ -112,7 +112,10 @@ pub(crate) fn body<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Fa
 }
 
 /// `vpc` (or namespace) and `endpoint` of a query: both or neither.
-pub(crate) fn both(vpc: Option<String>, endpoint: Option<String>) -> Result<Option<(String, String)>, Failure> {
+pub(crate) fn both(
+    vpc: Option<String>,
+    endpoint: Option<String>,
+) -> Result<Option<(String, String)>, Failure> {
     match (vpc, endpoint) {
         (None, None) => Ok(None),
         (Some(vpc), Some(name)) => Ok(Some((vpc, name))),
