@@ -5,12 +5,14 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
+use flowloom_benches::k8s;
 use flowloom_benches::node::{self, Effort};
 use flowloom_benches::report::Report;
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Name {
     Node,
+    K8s,
 }
 
 /// Measures flowloom against peers in the same run.
@@ -33,6 +35,7 @@ fn run(args: &Args) -> Result<bool> {
     let effort = if args.verify { Effort::short() } else { Effort::full() };
     let measures = match args.name {
         Name::Node => node::bench(effort, &args.parts)?,
+        Name::K8s => k8s::bench(effort, &args.parts)?,
     };
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned();
     let new = Report { kernel, cpus: std::thread::available_parallelism()?.get(), measures };

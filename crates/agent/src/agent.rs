@@ -12,7 +12,7 @@ use crate::config::{Config, Forwarding};
 use crate::core::{Command, Core, Outside};
 use crate::events::EventLog;
 use crate::plane::Kernel;
-use crate::source;
+use crate::source::{self, DocumentFile};
 use crate::store::Store;
 use crate::threads::{self, Stop};
 use crate::wiring::{Host, Wiring};
@@ -50,6 +50,11 @@ pub fn run(config: Config) -> Result<()> {
         .build()
         .context("starting the runtime")?;
     let socket = runtime.block_on(async { api::bind(&config.socket) })?;
+    // The kernel looks at programs for about as long as a large document takes to be understood.
+    let (path, lock) = (config.document.clone(), config.lock_file());
+    let document = std::thread::Builder::new()
+        .name("document".into())
+        .spawn(move || DocumentFile::begin(&path, &lock))?;
     let datapath = Datapath::open(datapath_config(&config)).context("opening the datapath")?;
     let view = datapath.view();
     let wiring: Box<dyn Wiring> = Box::new(Host::open(&config.masquerade.table, &config.overlay_device)?);
@@ -61,6 +66,10 @@ pub fn run(config: Config) -> Result<()> {
     let plane = Box::new(plane);
     let events = Arc::new(EventLog::new(config.events.history));
     let (mut core, handle) = Core::new(config.clone(), Outside { store, wiring, plane }, events.clone())?;
+    match document.join() {
+        Ok(read) => core.begin_with(read),
+        Err(_) => anyhow::bail!("reading the document panicked"),
+    }
 
     // Subscriptions first, then the full look (in `Core::run`): nothing falls between.
     threads::read_events(&view, events).context("reading events")?;

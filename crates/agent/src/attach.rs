@@ -97,7 +97,7 @@ impl Core {
     fn attach_all(&mut self, fresh: &mut [Arriving]) -> Vec<Added> {
         let intents = self.write_intents(fresh);
         let keys: BTreeSet<EndpointKey> = fresh.iter().map(|a| a.record.key.clone()).collect();
-        self.wanted = self.compile_some(&keys);
+        self.wanted = self.compile();
         for arriving in &mut *fresh {
             arriving.stages.done("compile");
         }
@@ -168,7 +168,7 @@ impl Core {
         fresh: &mut [Arriving],
         intents: Vec<Result<(), String>>,
     ) -> Vec<Result<EndpointPlan, ApiError>> {
-        let numbers = (self.numbers != self.stored_numbers).then(|| self.numbers.clone());
+        let numbers = (self.numbers.version() != self.stored_numbers).then(|| self.numbers.clone());
         let store = self.store.clone();
         let (mut guarded, stored) = thread::scope(|s| {
             let writer =
@@ -182,7 +182,7 @@ impl Core {
             (guarded, writer.map_or(Ok(()), |w| w.join().unwrap_or_else(|_| ended())))
         });
         match (stored, numbers) {
-            (Ok(()), Some(numbers)) => self.stored_numbers = numbers,
+            (Ok(()), Some(numbers)) => self.stored_numbers = numbers.version(),
             (Ok(()), None) => {}
             (Err(e), _) => {
                 self.note_error(format!("numbers: {e}"));

@@ -208,7 +208,8 @@ pub(crate) struct Core {
     /// Document and attachments together.
     pub(crate) world: World,
     pub(crate) numbers: Numbers,
-    pub(crate) stored_numbers: Numbers,
+    /// Version of the numbers on the disk.
+    pub(crate) stored_numbers: u64,
     pub(crate) cache: CompilerCache,
     pub(crate) options: CompileOptions,
     /// What the world compiles to.
@@ -233,6 +234,10 @@ pub(crate) struct Core {
     pub(crate) address_names: Arc<HashMap<(u32, IpAddr), EndpointKey>>,
     /// The document in force that is not kept yet, by its digest.
     unkept: Option<String>,
+    /// Everything was looked at since memory was given back.
+    pub(crate) swollen: bool,
+    /// What came of reading the document before the core ran.
+    early: Option<Result<Read, String>>,
     /// Slots that nothing in force names any more.
     pub(crate) unused_slots: BTreeSet<PolicySlot>,
     pub(crate) node_spec: Option<NodeSpec>,
@@ -255,7 +260,7 @@ pub(crate) struct Core {
     /// `address_names` are of another document.
     pub(crate) moved: bool,
     /// Rules whose names `rule_names` holds.
-    pub(crate) named_rules: BTreeMap<RuleId, RuleRef>,
+    pub(crate) named_rules: Arc<BTreeMap<RuleId, RuleRef>>,
     pub(crate) rule_names: Arc<BTreeMap<u32, String>>,
     pub(crate) backoff: Backoff,
     pub(crate) retry_at: Option<Instant>,
@@ -329,7 +334,7 @@ impl Core {
             leaving: BTreeSet::new(),
             ipam: Ipam::default(),
             world: World::default(),
-            stored_numbers: numbers.clone(),
+            stored_numbers: numbers.version(),
             numbers,
             cache: CompilerCache::default(),
             wanted: NodePlan::default(),
@@ -344,6 +349,8 @@ impl Core {
             settle_at: None,
             address_names: Arc::default(),
             unkept: None,
+            swollen: false,
+            early: None,
             unused_slots: BTreeSet::new(),
             node_spec: None,
             node: NodeState::default(),
@@ -362,7 +369,7 @@ impl Core {
             started_ms: now_ms(),
             events,
             moved: true,
-            named_rules: BTreeMap::new(),
+            named_rules: Arc::default(),
             rule_names: Arc::default(),
             backoff: Backoff::new(Duration::from_millis(200), Duration::from_secs(60)),
             retry_at: None,
@@ -376,8 +383,17 @@ impl Core {
         Ok((core, handle))
     }
 
+    /// Takes over a document that was read while something else took its time.
+    pub(crate) fn begin_with(&mut self, (file, read): (DocumentFile, Option<Result<Read, String>>)) {
+        (self.file, self.early) = (file, read);
+    }
+
     /// Loads the document and makes it so, then serves commands until told to stop.
     pub(crate) fn run(mut self) {
+        if self.early.is_some() {
+            self.reload();
+        }
+        // It may have changed since, before anybody watched it.
         self.reload();
         while !self.stop.load(Ordering::Relaxed) {
             let until =
@@ -457,6 +473,8 @@ impl Core {
             self.file.prepare();
         } else if let Some(document) = self.unkept.take() {
             self.keep(&document);
+        } else if std::mem::take(&mut self.swollen) {
+            flowloom_datapath::sys::release_memory();
         } else {
             return false;
         }
@@ -491,14 +509,18 @@ impl Core {
 
     /// Reads the document when it changed, and makes it so.
     pub(crate) fn reload(&mut self) {
-        match self.file.load(self.document.as_mut().map(|d| &mut d.world)) {
+        let early = self.early.take();
+        match early.or_else(|| self.file.load(self.document.as_mut().map(|d| &mut d.world))) {
             None => {}
             // A cluster's node needs no document. One that vanishes is another matter: the last good one stays.
             Some(Err(_))
-                if self.kubernetes.is_some() && self.document.is_none() && !self.config.document.exists() =>
+                if self.kubernetes.is_some()
+                    && self.document.as_ref().is_none_or(|d| d.digest.is_empty())
+                    && !self.config.document.exists() =>
             {
                 match Loaded::empty() {
-                    Ok(empty) => self.enforce(empty, false),
+                    Ok(empty) if self.document.is_none() => self.enforce(empty, false),
+                    Ok(_) => {}
                     Err(e) => self.note_error(e),
                 }
             }
@@ -654,12 +676,12 @@ impl Core {
 
     /// Writes the numbers when they changed; a failure is noted and the pass is tried again.
     pub(crate) fn store_numbers(&mut self) -> bool {
-        if self.numbers == self.stored_numbers {
+        if self.numbers.version() == self.stored_numbers {
             return true;
         }
         match self.store.write_next(NUMBERS, &self.numbers) {
             Ok(()) => {
-                self.stored_numbers = self.numbers.clone();
+                self.stored_numbers = self.numbers.version();
                 true
             }
             Err(e) => {

@@ -1,7 +1,6 @@
 //! CNI DEL. The policy goes first, then the device, then address and record. The kernel takes its time over a device, so
 //! several DELs wait for it side by side, outside the core's thread.
 
-use std::collections::BTreeSet;
 use std::time::Instant;
 
 use flowloom_api::v1::{self, ApiError, ErrorCode};
@@ -165,7 +164,7 @@ impl Core {
         }
         if self.applied_generation > 0 && !records.is_empty() {
             // Numbers that retire may be written later: after a crash they retire again. Only new ones must be on the disk first.
-            self.wanted = self.compile_some(&records.iter().map(|r| r.key.clone()).collect::<BTreeSet<_>>());
+            self.wanted = self.compile();
             let effective = self.effective_plan();
             self.put_in_force(effective);
         }

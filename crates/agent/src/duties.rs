@@ -1,11 +1,12 @@
 //! What the node itself owes: devices, gateway addresses, routes, masquerade. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use flowloom_compiler::{EndpointPlan, NodePlan};
 use flowloom_datapath::DeviceInfo;
-use flowloom_model::{EndpointKey, Mac, Subnet, World};
+use flowloom_model::{Endpoint, EndpointKey, Mac, NodeName, Subnet, SubnetName, World};
 use ipnet::IpNet;
 
 use crate::config::{Config, Routes};
@@ -122,7 +123,12 @@ pub(crate) fn routes(
         }
     }
     if config.routes == Routes::Direct {
-        for endpoint in world.endpoints.values().filter(|e| e.vpc.is_default() && e.node != config.node) {
+        // Where a subnet is its node's, the subnet's route leads to all of it.
+        let of_nodes: HashMap<&SubnetName, &NodeName> =
+            default_subnets(world).filter_map(|s| Some((&s.name, s.node.as_ref()?))).collect();
+        let covered = |e: &Endpoint| of_nodes.get(&e.subnet).is_some_and(|node| **node == e.node);
+        let elsewhere = |e: &&Arc<Endpoint>| e.vpc.is_default() && e.node != config.node;
+        for endpoint in world.endpoints.values().filter(elsewhere).filter(|e| !covered(e)) {
             for ip in &endpoint.ips {
                 if let Some(address) = node_address(&endpoint.node, ip) {
                     routes.insert(HostRoute {

@@ -69,6 +69,11 @@ impl Ipam {
         }
     }
 
+    /// Whether this node allocates from a subnet.
+    pub(crate) fn serves(&self, vpc: &VpcName, subnet: &SubnetName) -> bool {
+        FAMILIES.iter().any(|family| self.pools.contains_key(&(vpc.clone(), subnet.clone(), *family)))
+    }
+
     /// Names of the VPC's subnets that this node may allocate from: `wanted`, or all.
     fn bound(&self, vpc: &VpcName, wanted: Option<&SubnetName>) -> Result<Vec<SubnetName>, ApiError> {
         let mut subnets: Vec<SubnetName> = self

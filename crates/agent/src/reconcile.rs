@@ -5,9 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowloom_compiler::{
-    EndpointPlan, NodePlan, Op, VpcId, compile_endpoints, compile_with, diff, ended_backends,
-};
+use flowloom_compiler::{EndpointPlan, NodePlan, Op, VpcId, compile_with, diff, ended_backends};
 use flowloom_datapath::{ApplyReport, DeviceInfo, NodeSettings, Object};
 use flowloom_model::{Attachment, DEFAULT_VPC, Edited, Endpoint, EndpointKey, World};
 use ipnet::IpNet;
@@ -37,7 +35,7 @@ impl Core {
         for record in self.records.values().filter(|r| !self.leaving.contains(&r.key)) {
             if let Some(endpoint) = self.endpoint_of(record) {
                 // A name of the document wins; the attachment then waits with its device closed.
-                world.endpoints.entry(endpoint.key()).or_insert_with(|| endpoint.into());
+                world.endpoints.or_insert_with(endpoint.key(), || endpoint.into());
             }
         }
         self.world = world;
@@ -76,18 +74,10 @@ impl Core {
         compilation.plan
     }
 
-    /// As [`Self::compile`], when nothing but these endpoints came, went or changed since the last compilation.
-    pub(crate) fn compile_some(&mut self, changed: &BTreeSet<EndpointKey>) -> NodePlan {
-        let node = &self.config.node;
-        let compilation =
-            compile_endpoints(&self.world, node, self.options, &mut self.numbers, &mut self.cache, changed);
-        self.compiled = compilation.conditions;
-        compilation.plan
-    }
-
     /// Makes the node what the world says. Never fails: errors stay with their objects and are tried again.
     pub(crate) fn pass(&mut self) {
         self.pass_over(None);
+        self.swollen = true;
     }
 
     /// The same, when nothing but these endpoints came, went or changed since the last one.
@@ -104,10 +94,7 @@ impl Core {
             self.forget_lost_attachments();
         }
         self.replay();
-        self.wanted = match only {
-            Some(only) => self.compile_some(only),
-            None => self.compile(),
-        };
+        self.wanted = self.compile();
         if self.store_numbers() {
             if only.is_none() {
                 self.node_duties();
@@ -122,12 +109,18 @@ impl Core {
                 self.remove_strangers();
                 self.retire_leftovers();
             }
-            self.sync_routes();
+            // They follow nodes, subnets and endpoints.
+            if only.is_none_or(|only| !only.is_empty()) {
+                self.sync_routes();
+            }
             // An object that does not fit has a condition and its old state; it holds up nobody else.
             let judged = self.refused.is_some();
             if judged && let Some(document) = &self.document {
                 self.applied_generation = document.generation;
                 self.applied_digest.clone_from(&document.digest);
+                if let Some(kubernetes) = &mut self.kubernetes {
+                    kubernetes.applied();
+                }
                 if let Some(noticed) = self.noticed.take() {
                     self.applied_us = u64::try_from(noticed.elapsed().as_micros()).unwrap_or(u64::MAX);
                 }

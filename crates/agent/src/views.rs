@@ -181,7 +181,8 @@ impl Core {
                 message: fault.to_string(),
             });
         }
-        list.extend(self.kubernetes.iter().flat_map(|k| k.complaints()));
+        let document = self.document.as_ref().map(|d| &d.world);
+        list.extend(self.kubernetes.iter().flat_map(|k| k.complaints(document)));
         for condition in &self.compiled {
             use flowloom_compiler::ObjectRef as O;
             let (kind, name) = match &condition.object {

@@ -7,10 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowloom_compiler::{
-    Changes, CompileOptions, CompilerCache, HeldServices, NodePlan, Numbers, compile_changes, compile_with,
-    diff,
-};
+use flowloom_compiler::{CompileOptions, CompilerCache, HeldServices, NodePlan, Numbers, compile_with, diff};
 use flowloom_model::{
     Backend, BackendState, DefaultPolicy, NameError, Node, NodeName, Protocol, Service, ServicePort, Vni,
     Vpc, VpcName, World,
@@ -107,9 +104,8 @@ fn case(services: usize, backends: usize) {
             BackendState::Ready => BackendState::NotReady,
             _ => BackendState::Ready,
         };
-        let changes = Changes { services: [key].into(), ..Changes::default() };
         let (time, next) = timed(|| {
-            let next = compile_changes(&world, &node, options, &mut numbers, &mut cache, &changes).plan;
+            let next = compile_with(&world, &node, options, &mut numbers, &mut cache).plan;
             std::hint::black_box(diff(&plan, &next));
             next
         });
@@ -119,11 +115,10 @@ fn case(services: usize, backends: usize) {
         let one = service(services, backends);
         let key = (vpc.clone(), one.name.clone());
         if world.services.remove(&key).is_none() {
-            world.services.insert(key.clone(), Arc::new(one));
+            world.services.insert(key, Arc::new(one));
         }
-        let changes = Changes { services: [key].into(), ..Changes::default() };
         let (time, next) = timed(|| {
-            let next = compile_changes(&world, &node, options, &mut numbers, &mut cache, &changes).plan;
+            let next = compile_with(&world, &node, options, &mut numbers, &mut cache).plan;
             std::hint::black_box(diff(&plan, &next));
             next
         });

@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use flowloom_bpf_abi::{PolicyKey, peer_flags};
-use flowloom_model::{EndpointKey, VpcName};
+use flowloom_model::VpcName;
 use ipnet::IpNet;
 
 use crate::fault::Fault;
@@ -144,7 +144,7 @@ impl<'a> Change<'a> {
             ways: BTreeMap::new(),
             ops: Vec::new(),
         };
-        for (_, before, after) in both(&old.endpoints, &new.endpoints) {
+        for (_, before, after) in old.endpoints.apart(&new.endpoints) {
             let (Some(before), Some(after)) = (before, after) else { continue };
             for (from, to) in
                 [(before.egress_slot, after.egress_slot), (before.ingress_slot, after.ingress_slot)]
@@ -195,7 +195,7 @@ impl<'a> Change<'a> {
     /// Every ipcache entry that differs, longest prefixes first: what an entry covers must not show what covers the entry.
     fn moves(&self) -> Vec<Move> {
         let mut moves = Vec::new();
-        for (key, before, after) in both(&self.old.ipcache, &self.new.ipcache) {
+        for (key, before, after) in self.old.ipcache.apart(&self.new.ipcache) {
             let change = match (before, after) {
                 (Some(before), Some(after)) if before == after => continue,
                 (Some(before), Some(after)) => Move {
@@ -292,7 +292,7 @@ impl<'a> Change<'a> {
                 self.ops.push(Op::PutVpc { id: *id, vpc: vpc.clone(), stale_gateways });
             }
         }
-        for (address, before, after) in both(&self.old.nodes, &self.new.nodes) {
+        for (address, before, after) in self.old.nodes.apart(&self.new.nodes) {
             if let Some(node) = after.filter(|node| before != Some(node)) {
                 self.ops.push(Op::PutNode { address: *address, node: node.clone() });
             }
@@ -301,7 +301,8 @@ impl<'a> Change<'a> {
 
     /// Identities that only one of the plans has.
     fn only(one: &'a NodePlan, other: &'a NodePlan) -> Vec<(Identity, &'a Arc<IdentityFacts>)> {
-        both(&one.identities, &other.identities)
+        one.identities
+            .apart(&other.identities)
             .filter_map(|(identity, here, there)| {
                 here.filter(|_| there.is_none()).map(|facts| (*identity, facts))
             })
@@ -372,7 +373,7 @@ impl<'a> Change<'a> {
     /// Endpoints that stay; returns the records that stand-ins must give way to later.
     fn put_existing(&mut self, stand_ins: &BTreeMap<PolicySlot, PolicySlot>) -> Vec<EndpointPlan> {
         let mut again = Vec::new();
-        for (_, before, after) in both(&self.old.endpoints, &self.new.endpoints) {
+        for (_, before, after) in self.old.endpoints.apart(&self.new.endpoints) {
             let (Some(before), Some(after)) = (before, after) else { continue };
             if before == after {
                 continue;
@@ -402,7 +403,7 @@ impl<'a> Change<'a> {
 
     /// Endpoints that go, first of all: nothing below then has to be right for them.
     fn departures(&mut self) {
-        for (_, before, after) in both(&self.old.endpoints, &self.new.endpoints) {
+        for (_, before, after) in self.old.endpoints.apart(&self.new.endpoints) {
             if let (Some(before), None) = (before, after) {
                 self.ops.push(Op::RemoveEndpoint(before.clone()));
             }
@@ -410,7 +411,7 @@ impl<'a> Change<'a> {
     }
 
     fn put_fresh(&mut self) {
-        for (_, before, after) in both::<EndpointKey, _>(&self.old.endpoints, &self.new.endpoints) {
+        for (_, before, after) in self.old.endpoints.apart(&self.new.endpoints) {
             if let (None, Some(after)) = (before, after) {
                 self.ops.push(Op::PutEndpoint(after.clone()));
             }
@@ -463,7 +464,7 @@ impl<'a> Change<'a> {
                 self.ops.push(Op::RemoveVpc { id: *id, vpc: before.clone() });
             }
         }
-        for (address, before, after) in both(&self.old.nodes, &self.new.nodes) {
+        for (address, before, after) in self.old.nodes.apart(&self.new.nodes) {
             if let (Some(before), None) = (before, after) {
                 self.ops.push(Op::RemoveNode { address: *address, node: before.clone() });
             }

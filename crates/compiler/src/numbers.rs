@@ -30,6 +30,9 @@ pub struct Numbers {
     endpoints: Pool<EndpointKey>,
     last_revision: u32,
     revisions: BTreeMap<u32, Revision>,
+    /// See [`Numbers::version`].
+    #[serde(skip)]
+    version: u64,
     /// Not stored: the kernel's maps have them.
     #[serde(skip)]
     pub(crate) services: ServiceNumbers,
@@ -53,6 +56,7 @@ impl Default for Numbers {
             endpoints: Pool::new(1, LAST_ENDPOINT),
             last_revision: 0,
             revisions: BTreeMap::new(),
+            version: 0,
             services: ServiceNumbers::default(),
         }
     }
@@ -81,14 +85,22 @@ impl Numbers {
         self.epoch
     }
 
+    /// Another one after every compilation or release that left something to store anew.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
     /// Forgets the numbers that retired in `epoch` or before and did not come back. Until then nobody else gets them.
     pub fn release_before(&mut self, epoch: u64) {
-        self.identities.release(epoch);
-        self.slots.release(epoch);
-        self.rules.release(epoch);
+        let mut released = self.identities.release(epoch).len();
+        released += self.slots.release(epoch).len();
+        released += self.rules.release(epoch).len();
         for id in self.endpoints.release(epoch) {
             self.revisions.remove(&id);
+            released += 1;
         }
+        self.version += u64::from(released > 0);
     }
 
     /// Takes over the numbers of services that the kernel's maps hold. Before the first compilation after a start: what did not change
@@ -164,6 +176,7 @@ impl Numbers {
             Some(held) if held.egress == egress && held.ingress == ingress => held.revision,
             _ => {
                 self.last_revision = self.last_revision.wrapping_add(1).max(1);
+                self.version += 1;
                 self.revisions.insert(id.0, Revision { revision: self.last_revision, egress, ingress });
                 self.last_revision
             }
@@ -182,6 +195,7 @@ impl Numbers {
         changed |= self.endpoints.settle(endpoints.into_iter(), epoch);
         if changed {
             self.epoch = epoch;
+            self.version += 1;
         }
     }
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use flowloom_bpf_abi::{PolicyKey, PolicyValue};
-use flowloom_model::{EndpointKey, GroupName, Labels, Mac, NodeName, RuleName, VpcName};
+use flowloom_model::{EndpointKey, GroupName, Labels, Mac, NodeName, RuleName, SharedMap, VpcName};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -160,23 +160,23 @@ pub struct NodeAddress {
     pub tunnel: IpAddr,
 }
 
-/// Everything the maps of one node must hold.
+/// Everything the maps of one node must hold. Cheap to clone: what did not change is shared.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct NodePlan {
     /// VPCs that have a local endpoint, and the default VPC.
     pub vpcs: BTreeMap<VpcId, VpcPlan>,
     /// Peers by (VPC, prefix).
-    pub ipcache: BTreeMap<(VpcId, IpNet), Peer>,
+    pub ipcache: SharedMap<(VpcId, IpNet), Peer>,
     /// Local endpoints.
-    pub endpoints: BTreeMap<EndpointKey, EndpointPlan>,
+    pub endpoints: SharedMap<EndpointKey, EndpointPlan>,
     /// Policies by slot. The contents of an inner map are [`NodePlan::entries`]: rules here, peers in `identities`.
     pub policies: BTreeMap<PolicySlot, Arc<CompiledPolicy>>,
     /// Underlay addresses.
-    pub nodes: BTreeMap<IpAddr, NodeAddress>,
+    pub nodes: SharedMap<IpAddr, NodeAddress>,
     /// Names of rule numbers.
-    pub rules: BTreeMap<RuleId, RuleRef>,
+    pub rules: Arc<BTreeMap<RuleId, RuleRef>>,
     /// Facts of the identities in use, from 256. Reserved numbers (`flowloom_bpf_abi::identity`) are not listed: they mean the same in every VPC.
-    pub identities: BTreeMap<Identity, Arc<IdentityFacts>>,
+    pub identities: SharedMap<Identity, Arc<IdentityFacts>>,
     /// Services.
     pub services: crate::ServicePlan,
 }

@@ -242,8 +242,10 @@ pub fn change(world: &mut World, rng: &mut Rng) {
             2 if rng.one_in(3) => tenant(world, rng),
             3 => swap(world, &key, rng),
             _ => {
-                let entry = world.services.entry(key).or_insert_with(|| Arc::new(empty(vpc, service)));
-                edit(Arc::make_mut(entry), rng);
+                world.services.or_insert_with(key.clone(), || Arc::new(empty(vpc, service)));
+                if let Some(entry) = world.services.get_mut(&key) {
+                    edit(Arc::make_mut(entry), rng);
+                }
             }
         }
     }

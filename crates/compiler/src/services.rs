@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use flowloom_model::{ServiceName, VpcName};
+use flowloom_model::{ServiceName, SharedMap, VpcName};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -132,13 +132,13 @@ pub struct ServicePart {
 /// Everything the service maps of one node must hold. Cheap to clone: what did not change is shared.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ServicePlan {
-    parts: Arc<BTreeMap<(VpcName, ServiceName), Arc<ServicePart>>>,
+    parts: SharedMap<(VpcName, ServiceName), Arc<ServicePart>>,
 }
 
 impl ServicePlan {
     /// Each service's share.
     #[must_use]
-    pub fn parts(&self) -> &BTreeMap<(VpcName, ServiceName), Arc<ServicePart>> {
+    pub fn parts(&self) -> &SharedMap<(VpcName, ServiceName), Arc<ServicePart>> {
         &self.parts
     }
 
@@ -149,7 +149,7 @@ impl ServicePlan {
             return self.clone();
         }
         let mut plan = self.clone();
-        Arc::make_mut(&mut plan.parts).retain(|_, part| !among(part));
+        plan.parts.retain(|_, part| !among(part));
         plan
     }
 

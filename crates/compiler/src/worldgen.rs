@@ -1,13 +1,13 @@
 //! Random worlds, small and crowded: few addresses, few ports, few priorities, so that everything meets everything.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use flowloom_model::{
     Action, AllowLocalhost, Attachment, CidrEntry, CidrGroup, DefaultPolicy, Direction, Endpoint,
     EndpointKey, Entity, Expression, Labels, NamedPort, Node, NodeName, Operator, Protocol, Remote, Rule,
-    SecurityGroup, Selector, Subnet, Vni, Vpc, VpcName, World,
+    SecurityGroup, Selector, SharedMap, Subnet, Vni, Vpc, VpcName, World,
 };
 use ipnet::IpNet;
 
@@ -488,6 +488,10 @@ fn mutate_once(world: &mut World, vpc: &VpcName, rng: &mut Rng) {
     }
 }
 
-fn random_of<'a, K: Ord, V>(map: &'a mut BTreeMap<K, V>, keys: &[K], rng: &mut Rng) -> Option<&'a mut V> {
+fn random_of<'a, K: Ord + Clone, V: Clone>(
+    map: &'a mut SharedMap<K, V>,
+    keys: &[K],
+    rng: &mut Rng,
+) -> Option<&'a mut V> {
     if keys.is_empty() { None } else { map.get_mut(rng.pick(keys)) }
 }

@@ -71,13 +71,26 @@ impl<T: Kind> Cache<T> {
     /// What was refused.
     pub fn refused(&self) -> impl Iterator<Item = (&ObjectName, Refused)> {
         self.refused.iter().map(|(name, reason)| {
-            (name, Refused { reason: reason.clone(), last_good: self.objects.contains_key(name) })
+            let held = self.objects.get(name);
+            (name, Refused { reason: reason.clone(), last_good: held.is_some_and(|o| o.fault().is_none()) })
         })
     }
 
     /// Takes a new version; returns whether anything that matters changed.
     pub fn put(&mut self, name: &ObjectName, object: Result<T, String>) -> bool {
+        let reason = object.as_ref().ok().and_then(|o| o.fault().map(str::to_owned));
         match object {
+            Ok(object) if reason.is_some() => {
+                let told = self.refused.get(name) != reason.as_ref();
+                self.refused.extend(reason.map(|reason| (name.clone(), reason)));
+                // In place of nothing only.
+                let held = self.objects.get(name);
+                if held.is_some_and(|held| held.fault().is_none() || **held == object) {
+                    return told;
+                }
+                self.objects.insert(name.clone(), Arc::new(object));
+                true
+            }
             Ok(object) => {
                 let cleared = self.refused.remove(name).is_some();
                 if self.objects.get(name).is_some_and(|old| **old == object) {

@@ -53,6 +53,22 @@ pub trait Kind: Sized + fmt::Debug + PartialEq + Send + Sync + 'static {
     /// # Errors
     /// The field and what is wrong with it.
     fn decode(json: &str) -> Result<Self, String>;
+
+    /// What stands for an object that [`Self::decode`] refused for `reason` and that never was good: the safe part of it, where there is
+    /// one. Its [`Self::fault`] is the reason.
+    fn salvage(_json: &str, _reason: &str) -> Option<Self> {
+        None
+    }
+
+    /// Why this is less than the object says.
+    fn fault(&self) -> Option<&str> {
+        None
+    }
+}
+
+/// [`Kind::decode`], or what can be salvaged.
+pub(crate) fn decode_or_salvage<T: Kind>(json: &str) -> Result<T, String> {
+    T::decode(json).or_else(|reason| T::salvage(json, &reason).ok_or(reason))
 }
 
 /// Decodes a wire shape; what is wrong is said with the field's path.

@@ -18,12 +18,16 @@ use crate::{
     ObjectName, Pod, Translator,
 };
 
-/// How long a burst is gathered after its first change.
-const GATHER: Duration = Duration::from_millis(10);
+/// How long a burst is gathered: while the update before is younger than [`CALM`]. A change in a calm hour goes out at once.
+const GATHER: Duration = Duration::from_millis(4);
+/// No update for so long: whatever comes is no burst yet.
+const CALM: Duration = Duration::from_millis(30);
 
 /// What changed.
 #[derive(Debug)]
 pub struct Update {
+    /// When the first of it came from the server.
+    pub heard: std::time::Instant,
     /// Parts of the world.
     pub delta: Delta,
     /// Everything that is wrong now.
@@ -87,6 +91,9 @@ enum Said {
     Changed(Change),
 }
 
+/// Kind, when it was heard, what.
+type Word = (&'static str, Instant, Said);
+
 type Change = Box<dyn FnOnce(&mut Translator) + Send>;
 
 /// Where Pods of other nodes come from.
@@ -129,11 +136,15 @@ pub async fn run_with(
     follow_kind::<EndpointSlice>(&mut tasks, &client, &sender);
     follow_kind::<NetworkPolicy>(&mut tasks, &client, &sender);
     drop(sender);
+    let (mut delivered, mut heard): (Option<Instant>, Option<Instant>) = (None, None);
     while let Some(first) = said.recv().await {
+        let at = first.1;
         let mut changed = take(first, &mut translator, &status);
         let until = Instant::now() + GATHER;
-        while changed && let Ok(Some(next)) = timeout_at(until, said.recv()).await {
-            take(next, &mut translator, &status);
+        if delivered.is_some_and(|at| at.elapsed() < CALM) {
+            while changed && let Ok(Some(next)) = timeout_at(until, said.recv()).await {
+                take(next, &mut translator, &status);
+            }
         }
         while let Ok(next) = said.try_recv() {
             changed |= take(next, &mut translator, &status);
@@ -141,12 +152,14 @@ pub async fn run_with(
         if !changed {
             continue;
         }
+        heard.get_or_insert(at);
         count(&translator, &status);
         if !translator.waiting_for().is_empty() {
             continue;
         }
         let delta = translator.delta();
         let update = Update {
+            heard: heard.take().unwrap_or(at).into_std(),
             delta,
             faults: translator.faults(),
             node_addresses: translator.node_addresses(),
@@ -155,11 +168,12 @@ pub async fn run_with(
         if !deliver(update) {
             return;
         }
+        delivered = Some(Instant::now());
     }
 }
 
 /// Returns whether objects may have changed.
-fn take((kind, said): (&'static str, Said), translator: &mut Translator, status: &SourceStatus) -> bool {
+fn take((kind, _, said): Word, translator: &mut Translator, status: &SourceStatus) -> bool {
     let now = Some(SystemTime::now());
     match said {
         Said::Alive => {
@@ -206,7 +220,7 @@ fn count(translator: &Translator, status: &SourceStatus) {
 fn follow_slices(
     tasks: &mut tokio::task::JoinSet<()>,
     client: &Client,
-    sender: &mpsc::UnboundedSender<(&'static str, Said)>,
+    sender: &mpsc::UnboundedSender<Word>,
     node: &NodeName,
 ) {
     let join = Arc::new(Mutex::new(Join::new(node.clone())));
@@ -218,7 +232,7 @@ fn follow_slices(
 fn follow_joined<T: Kind>(
     tasks: &mut tokio::task::JoinSet<()>,
     client: &Client,
-    sender: &mpsc::UnboundedSender<(&'static str, Said)>,
+    sender: &mpsc::UnboundedSender<Word>,
     join: Arc<Mutex<Join>>,
     selection: Selection,
     take: fn(&mut Join, Happening<T>) -> Vec<Step>,
@@ -227,6 +241,7 @@ fn follow_joined<T: Kind>(
     let jitter = RandomState::new().hash_one(T::NAME);
     tasks.spawn(async move {
         let tell = |happening: Happening<T>| {
+            let heard = Instant::now();
             let first = match &happening {
                 Happening::Failed(e) => {
                     tracing::warn!(kind = T::NAME, error = %e, "watch interrupted");
@@ -237,14 +252,14 @@ fn follow_joined<T: Kind>(
             };
             // What follows from it goes out in the order in which the two watches spoke.
             let mut join = join.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut open = sender.send((T::NAME, first)).is_ok();
+            let mut open = sender.send((T::NAME, heard, first)).is_ok();
             for step in take(&mut join, happening) {
                 let change: Change = match step {
                     Step::Replace(all) => Box::new(move |t| t.replace::<Pod>(all)),
                     Step::Put(name, pod) => Box::new(move |t| t.put::<Pod>(&name, pod)),
                     Step::Gone(name) => Box::new(move |t| t.remove::<Pod>(&name)),
                 };
-                open = sender.send((T::NAME, Said::Changed(change))).is_ok();
+                open = sender.send((T::NAME, heard, Said::Changed(change))).is_ok();
             }
             open
         };
@@ -255,7 +270,7 @@ fn follow_joined<T: Kind>(
 fn follow_kind<T: Held>(
     tasks: &mut tokio::task::JoinSet<()>,
     client: &Client,
-    sender: &mpsc::UnboundedSender<(&'static str, Said)>,
+    sender: &mpsc::UnboundedSender<Word>,
 ) {
     let (client, sender) = (client.clone(), sender.clone());
     // Seeds of the hasher are random; nothing here needs to be secret.
@@ -283,7 +298,7 @@ fn follow_kind<T: Held>(
                 }
                 Happening::Gone(name) => Said::Changed(Box::new(move |t| t.remove::<T>(&name))),
             };
-            sender.send((T::NAME, said)).is_ok()
+            sender.send((T::NAME, Instant::now(), said)).is_ok()
         };
         follow::<T>(&client, &selection, jitter, tell).await;
     });

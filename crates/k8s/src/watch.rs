@@ -405,7 +405,11 @@ fn decode<T: Kind>(json: &str) -> Option<(ObjectName, String, Result<T, String>)
         tracing::warn!(kind = T::NAME, "an object without a name is left out");
         return None;
     }
-    Some((ObjectName { namespace: meta.namespace, name: meta.name }, meta.resource_version, T::decode(json)))
+    Some((
+        ObjectName { namespace: meta.namespace, name: meta.name },
+        meta.resource_version,
+        crate::object::decode_or_salvage(json),
+    ))
 }
 
 /// Percent-encoding for a query's value.

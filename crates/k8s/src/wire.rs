@@ -321,6 +321,22 @@ pub(crate) struct Policy {
     pub(crate) spec: PolicySpec,
 }
 
+/// What of a policy says whom it isolates; the rest may be anything.
+#[derive(Debug, Deserialize)]
+pub(crate) struct PolicyFrame {
+    pub(crate) spec: PolicyFrameSpec,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PolicyFrameSpec {
+    pub(crate) pod_selector: Selector,
+    #[serde(default)]
+    pub(crate) policy_types: serde_json::Value,
+    #[serde(default)]
+    pub(crate) egress: serde_json::Value,
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PolicySpec {

@@ -10,8 +10,8 @@ use flowloom_k8s::{
     Translator,
 };
 use flowloom_model::{
-    AllowLocalhost, Attachment, DEFAULT_VNI, DEFAULT_VPC, DefaultPolicy, Endpoint, NodeName, Vpc, VpcName,
-    World,
+    AllowLocalhost, Attachment, DEFAULT_VNI, DEFAULT_VPC, DefaultPolicy, Endpoint, NodeName, SharedMap, Vpc,
+    VpcName, World,
 };
 use ipnet::IpNet;
 use serde_json::{Value, json};
@@ -331,7 +331,7 @@ fn world(c: &Cluster, local: &str) -> World {
         vpc.clone(),
         Vpc { name: vpc.clone(), vni: Some(DEFAULT_VNI), default_policy: DefaultPolicy::Allow },
     );
-    fn some<K: Ord, V>(changes: flowloom_k8s::Changes<K, V>) -> BTreeMap<K, V> {
+    fn some<K: Ord + Clone, V: Clone>(changes: flowloom_k8s::Changes<K, V>) -> SharedMap<K, V> {
         changes.into_iter().filter_map(|(k, v)| Some((k, v?))).collect()
     }
     world.nodes = some(delta.nodes);
@@ -441,4 +441,40 @@ fn a_malformed_policy_keeps_its_last_good_version() {
     assert!(fault.message.contains("matchLabels") && fault.message.contains("last good"), "{fault}");
     t.put::<NetworkPolicy>(&name, NetworkPolicy::decode(good));
     assert!(t.faults().is_empty());
+}
+
+/// Whoever wrote it wanted its Pods isolated; what it would have opened nobody knows.
+#[test]
+fn a_policy_that_never_was_good_isolates_the_pods_it_selects_and_is_told() {
+    let mut t = Translator::new(Options { node: "n1".parse().unwrap() }).unwrap();
+    let namespace = ObjectName::new("", "a");
+    t.put::<Namespace>(&namespace, Namespace::decode(r#"{"metadata":{"name":"a"}}"#));
+    let pod = json!({"metadata": {"name": "web", "namespace": "a", "uid": "u", "labels": {"app": "web"}}, "spec": {"nodeName": "n1"}});
+    t.put::<Pod>(&ObjectName::new("a", "web"), Pod::decode(&pod.to_string()));
+    let policy = |protocol: &str| {
+        json!({"metadata": {"name": "p", "namespace": "a"},
+            "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [{"ports": [{"protocol": protocol, "port": 80}]}]}})
+        .to_string()
+    };
+    let (name, broken) = (ObjectName::new("a", "p"), policy("IPX"));
+    let reason = NetworkPolicy::decode(&broken).unwrap_err();
+    let salvaged = || Ok(NetworkPolicy::salvage(&broken, &reason).unwrap());
+    t.put::<NetworkPolicy>(&name, salvaged());
+    let delta = t.delta();
+    let group = delta.security_groups.values().next().unwrap().as_ref().unwrap();
+    assert_eq!(
+        (group.default_deny_ingress, group.default_deny_egress, group.rules.len()),
+        (None, Some(false), 0)
+    );
+    assert_eq!(delta.local_pods.values().next().unwrap().as_ref().unwrap().security_groups.len(), 1);
+    let fault = &t.faults()[0];
+    assert!(fault.message.contains("protocol") && fault.message.contains("isolated"), "{fault}");
+    t.put::<NetworkPolicy>(&name, NetworkPolicy::decode(&policy("TCP")));
+    assert!(t.faults().is_empty());
+    assert_eq!(t.delta().security_groups.values().next().unwrap().as_ref().unwrap().rules.len(), 1);
+    // Now there is a good version to stay with.
+    t.put::<NetworkPolicy>(&name, salvaged());
+    assert!(t.faults()[0].message.contains("last good"));
+    let group = t.delta().security_groups.into_values().next().unwrap().unwrap();
+    assert_eq!(group.rules.len(), 1);
 }

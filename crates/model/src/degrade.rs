@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::validate::exists;
-use crate::{Fault, Format, Lock, ObjectRef, Reason, Remote, World, complete, document, validate};
+use crate::{Fault, Format, Lock, ObjectRef, Reason, Remote, SharedMap, World, complete, document, validate};
 
 /// A world without its faults.
 #[derive(Clone, Debug, Default)]
@@ -267,8 +267,8 @@ fn same<T, C: PartialEq>(old: Option<&T>, new: Option<&T>, claims: impl Fn(&T) -
 }
 
 fn put<K: Ord + Clone, V: Clone + PartialEq>(
-    to: &mut BTreeMap<K, V>,
-    from: &BTreeMap<K, V>,
+    to: &mut SharedMap<K, V>,
+    from: &SharedMap<K, V>,
     key: &K,
 ) -> bool {
     let Some(old) = from.get(key) else { return false };

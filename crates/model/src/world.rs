@@ -10,29 +10,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     CidrGroupName, EndpointKey, EndpointName, GroupName, Mac, NodeName, PortName, RuleName, Service,
-    ServiceName, SubnetName, Vni, VpcName,
+    ServiceName, SharedMap, SubnetName, Vni, VpcName,
 };
 
 /// Labels of an endpoint.
 pub type Labels = BTreeMap<String, String>;
 
-/// Everything the sources say.
+/// Everything the sources say. Cheap to clone: what did not change is shared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct World {
     /// Nodes.
-    pub nodes: BTreeMap<NodeName, Node>,
+    pub nodes: SharedMap<NodeName, Node>,
     /// VPCs. The default VPC exists even when no source names it.
-    pub vpcs: BTreeMap<VpcName, Vpc>,
+    pub vpcs: SharedMap<VpcName, Vpc>,
     /// Subnets.
-    pub subnets: BTreeMap<(VpcName, SubnetName), Subnet>,
+    pub subnets: SharedMap<(VpcName, SubnetName), Subnet>,
     /// Endpoints; worlds that say the same of one share it.
-    pub endpoints: BTreeMap<EndpointKey, Arc<Endpoint>>,
+    pub endpoints: SharedMap<EndpointKey, Arc<Endpoint>>,
     /// Security groups.
-    pub security_groups: BTreeMap<(VpcName, GroupName), SecurityGroup>,
+    pub security_groups: SharedMap<(VpcName, GroupName), SecurityGroup>,
     /// CIDR groups.
-    pub cidr_groups: BTreeMap<(VpcName, CidrGroupName), CidrGroup>,
+    pub cidr_groups: SharedMap<(VpcName, CidrGroupName), CidrGroup>,
     /// Load balancers.
-    pub services: BTreeMap<(VpcName, ServiceName), Arc<Service>>,
+    pub services: SharedMap<(VpcName, ServiceName), Arc<Service>>,
 }
 
 /// A host that runs an agent.

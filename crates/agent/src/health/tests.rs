@@ -75,8 +75,13 @@ impl Served {
         let key = ("default".parse().unwrap(), "shop.front".parse().unwrap());
         let mut delta = flowloom_k8s::Delta::default();
         delta.services.insert(key, service.map(Arc::new));
-        let update =
-            Update { delta, faults: Vec::new(), node_addresses: Vec::new(), own_node: Some(Arc::new(own)) };
+        let update = Update {
+            heard: std::time::Instant::now(),
+            delta,
+            faults: Vec::new(),
+            node_addresses: Vec::new(),
+            own_node: Some(Arc::new(own)),
+        };
         self.core.send(Command::Kubernetes(Box::new(update)));
     }
 }

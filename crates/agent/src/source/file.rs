@@ -108,6 +108,14 @@ impl DocumentFile {
         Self { path: path.to_owned(), lock: lock.to_owned(), seen: None }
     }
 
+    /// Reads it for the first time and makes it ready for small edits: for the time that something else takes.
+    pub(crate) fn begin(path: &Path, lock: &Path) -> (Self, Option<Result<Read, String>>) {
+        let mut file = Self::new(path, lock);
+        let read = file.load(None);
+        file.prepare();
+        (file, read)
+    }
+
     /// The contents of the last attempt.
     pub(crate) fn contents(&self) -> Option<Kept> {
         let Seen { document, lock } = self.seen.as_ref()?;

@@ -1,6 +1,6 @@
 //! Kubernetes as a source beside the document: the core's copy of what it says, and how Pods and attachments become one endpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,14 +10,14 @@ use flowloom_k8s::{
     Changes, Delta, LocalPod, ObjectFault, ObjectName, PodEvent, SourceStatus, Update, host_ports,
 };
 use flowloom_model::{
-    Endpoint, EndpointKey, GroupName, Node, NodeName, SecurityGroup, Service, ServiceName, Subnet,
+    Endpoint, EndpointKey, GroupName, Node, NodeName, SecurityGroup, Service, ServiceName, SharedMap, Subnet,
     SubnetName, VpcName, World,
 };
 use tokio::sync::mpsc;
 
 use crate::conditions::Complaint;
 use crate::core::{Core, Handle};
-use crate::record::Record;
+use crate::record::{CniRecord, Record, labels};
 
 /// Taint of a node that is going to be removed: what balances load from outside is to leave it alone.
 const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
@@ -33,36 +33,64 @@ pub(crate) struct KubernetesWorld {
     pub(crate) status: SourceStatus,
     /// What is wrong with which object.
     pub(crate) faults: Vec<ObjectFault>,
-    /// Objects that a name of the document stands in the way of.
-    pub(crate) hidden: Vec<Complaint>,
     /// Where events about Pods go.
     pub(crate) events: Option<mpsc::UnboundedSender<PodEvent>>,
-    nodes: BTreeMap<NodeName, Node>,
-    subnets: BTreeMap<(VpcName, SubnetName), Subnet>,
-    endpoints: BTreeMap<EndpointKey, Arc<Endpoint>>,
-    security_groups: BTreeMap<(VpcName, GroupName), SecurityGroup>,
-    services: BTreeMap<(VpcName, ServiceName), Arc<Service>>,
+    nodes: SharedMap<NodeName, Node>,
+    subnets: SharedMap<(VpcName, SubnetName), Subnet>,
+    endpoints: SharedMap<EndpointKey, Arc<Endpoint>>,
+    security_groups: SharedMap<(VpcName, GroupName), SecurityGroup>,
+    services: Services,
     local_pods: BTreeMap<ObjectName, Arc<LocalPod>>,
     /// The last that was known of the Pod of an attachment: its object may go before its DEL comes.
     attached: BTreeMap<EndpointKey, Arc<LocalPod>>,
+    /// Services that stand for their ports of this node.
+    hosted: Services,
     node_addresses: Vec<IpAddr>,
     /// An attachment with ports of the node came or went.
     stale: bool,
+    /// When the updates that are not in force yet began to be heard.
+    heard: Option<Instant>,
+    updates: u64,
+    applied_us: u64,
     /// The cluster is about to remove this node.
     pub(crate) leaving: bool,
 }
 
-fn apply<K: Ord, V: PartialEq>(map: &mut BTreeMap<K, V>, changes: Changes<K, V>) -> bool {
-    let mut changed = false;
+type Services = SharedMap<(VpcName, ServiceName), Arc<Service>>;
+
+/// What is different after an update.
+#[derive(Debug, Default)]
+struct Touched {
+    /// Something that everything depends on.
+    frame: bool,
+    endpoints: BTreeSet<EndpointKey>,
+    security_groups: bool,
+    services: bool,
+    local_pods: BTreeSet<ObjectName>,
+}
+
+impl Touched {
+    fn is_empty(&self) -> bool {
+        !(self.frame || self.security_groups || self.services)
+            && self.endpoints.is_empty()
+            && self.local_pods.is_empty()
+    }
+}
+
+/// Returns the keys whose values are different now.
+fn apply<K: Ord + Clone, V: PartialEq + Clone>(map: &mut SharedMap<K, V>, changes: Changes<K, V>) -> Vec<K> {
+    let mut changed = Vec::new();
     for (key, value) in changes {
-        changed |= match value {
-            None => map.remove(&key).is_some(),
-            Some(value) if map.get(&key) == Some(&value) => false,
-            Some(value) => {
-                map.insert(key, value);
-                true
+        match value {
+            None => {
+                if map.remove(&key).is_none() {
+                    continue;
+                }
             }
-        };
+            Some(value) if map.get(&key) == Some(&value) => continue,
+            Some(value) => drop(map.insert(key.clone(), value)),
+        }
+        changed.push(key);
     }
     changed
 }
@@ -75,27 +103,30 @@ fn pod_of(args: &BTreeMap<String, String>) -> Option<(ObjectName, Option<&str>)>
 }
 
 impl KubernetesWorld {
-    /// Takes over a change; returns whether anything is different.
-    fn take(&mut self, update: Update) -> bool {
+    /// Takes over a change.
+    fn take(&mut self, update: Update, touched: &mut Touched) {
         let Delta { nodes, subnets, endpoints, security_groups, services, local_pods } = update.delta;
-        let first = !self.listed;
+        self.heard.get_or_insert(update.heard);
+        touched.frame |= !self.listed || self.node_addresses != update.node_addresses;
         self.listed = true;
         self.faults = update.faults;
         self.leaving = update.own_node.is_some_and(|n| n.taints.iter().any(|(key, ..)| key == LEAVING));
-        let moved = self.node_addresses != update.node_addresses;
         self.node_addresses = update.node_addresses;
-        let local_pods = local_pods.into_iter().map(|(k, v)| (k, v.map(Arc::new))).collect();
-        let changes = [
-            first,
-            moved,
-            apply(&mut self.nodes, nodes),
-            apply(&mut self.subnets, subnets),
-            apply(&mut self.endpoints, endpoints),
-            apply(&mut self.security_groups, security_groups),
-            apply(&mut self.services, services),
-            apply(&mut self.local_pods, local_pods),
-        ];
-        changes.contains(&true)
+        touched.frame |= !apply(&mut self.nodes, nodes).is_empty();
+        touched.frame |= !apply(&mut self.subnets, subnets).is_empty();
+        touched.endpoints.extend(apply(&mut self.endpoints, endpoints));
+        touched.security_groups |= !apply(&mut self.security_groups, security_groups).is_empty();
+        touched.services |= !apply(&mut self.services, services).is_empty();
+        for (name, pod) in local_pods {
+            if self.local_pods.get(&name).map(Arc::as_ref) == pod.as_ref() {
+                continue;
+            }
+            match pod {
+                Some(pod) => drop(self.local_pods.insert(name.clone(), Arc::new(pod))),
+                None => drop(self.local_pods.remove(&name)),
+            }
+            touched.local_pods.insert(name);
+        }
     }
 
     /// A Pod of this node by its runtime's words.
@@ -103,54 +134,76 @@ impl KubernetesWorld {
         self.local_pods.get(name).filter(|p| p.is(uid))
     }
 
-    /// Adds everything to a world; what the document has already stays the document's.
-    pub(crate) fn add_to(&mut self, world: &mut World) {
-        self.hidden.clear();
-        let hidden = &mut self.hidden;
+    /// Adds everything to a document's world; what the document has already stays the document's.
+    fn add_to(&self, world: &mut World) {
+        world.nodes = world.nodes.over(&self.nodes);
+        world.subnets = world.subnets.over(&self.subnets);
+        world.endpoints = world.endpoints.over(&self.endpoints);
+        world.security_groups = world.security_groups.over(&self.security_groups);
+        world.services = self.services_with(&world.services);
+    }
+
+    fn services_with(&self, of_document: &Services) -> Services {
+        of_document.over(&self.services).over(&self.hosted)
+    }
+
+    /// Objects that a name of the document stands in the way of.
+    fn hidden(&self, world: &World) -> Vec<Complaint> {
+        let mut hidden = Vec::new();
         let mut hide = |kind: &str, name: String| {
             let message = format!("the document has a {kind} of this name, which stays: rename one of them");
             hidden.push(Complaint { kind: kind.into(), name, reason: "Hidden".into(), message });
         };
-        for (key, node) in &self.nodes {
-            match world.nodes.get(key) {
-                Some(theirs) if theirs != node => hide("node", key.to_string()),
-                Some(_) => {}
-                None => drop(world.nodes.insert(key.clone(), node.clone())),
+        for (key, theirs) in &world.nodes {
+            if self.nodes.get(key).is_some_and(|own| own != theirs) {
+                hide("node", key.to_string());
             }
         }
-        macro_rules! add {
+        macro_rules! both_have {
             ($field:ident, $kind:literal, $show:expr) => {
-                for (key, value) in &self.$field {
-                    if world.$field.contains_key(key) {
-                        let show: fn(&_) -> String = $show;
-                        hide($kind, show(key));
-                    } else {
-                        world.$field.insert(key.clone(), value.clone());
-                    }
+                for key in world.$field.keys().filter(|key| self.$field.contains_key(*key)) {
+                    let show: fn(&_) -> String = $show;
+                    hide($kind, show(key));
                 }
             };
         }
-        add!(subnets, "subnet", |(vpc, name): &(VpcName, SubnetName)| format!("{vpc}/{name}"));
-        add!(endpoints, "endpoint", |key: &EndpointKey| key.to_string());
-        add!(security_groups, "security_group", |(vpc, name): &(VpcName, GroupName)| format!("{vpc}/{name}"));
-        add!(services, "service", |(vpc, name): &(VpcName, ServiceName)| format!("{vpc}/{name}"));
+        both_have!(subnets, "subnet", |(vpc, name): &(VpcName, SubnetName)| format!("{vpc}/{name}"));
+        both_have!(endpoints, "endpoint", |key: &EndpointKey| key.to_string());
+        both_have!(security_groups, "security_group", |(vpc, name): &(VpcName, GroupName)| format!(
+            "{vpc}/{name}"
+        ));
+        both_have!(services, "service", |(vpc, name): &(VpcName, ServiceName)| format!("{vpc}/{name}"));
+        hidden
     }
 
-    /// What is wrong, as conditions show it.
-    pub(crate) fn complaints(&self) -> impl Iterator<Item = Complaint> {
+    /// What was heard is in force.
+    pub(crate) fn applied(&mut self) {
+        if let Some(heard) = self.heard.take() {
+            self.updates += 1;
+            self.applied_us = u64::try_from(heard.elapsed().as_micros()).unwrap_or(u64::MAX);
+        }
+    }
+
+    /// What is wrong, as conditions show it; `document` is what the document says by itself.
+    pub(crate) fn complaints(&self, document: Option<&World>) -> impl Iterator<Item = Complaint> {
         let of = |f: &ObjectFault| Complaint {
             kind: f.kind.to_owned(),
             name: f.name.to_string(),
             reason: f.reason.to_owned(),
             message: f.message.clone(),
         };
-        self.faults.iter().map(of).chain(self.hidden.iter().cloned())
+        let hidden = document.map(|world| self.hidden(world)).unwrap_or_default();
+        self.faults.iter().map(of).chain(hidden)
     }
 
-    /// Labels and policies of the Pod join the attachment's own.
-    fn join(&self, endpoint: &mut Endpoint, pod: &LocalPod) {
+    /// Labels and policies of the Pod join what the attachment's network gives it. What the record kept of the Pod at its ADD is for a
+    /// time in which nothing else is known of it.
+    fn join(&self, endpoint: &mut Endpoint, cni: &CniRecord, pod: &LocalPod) {
+        endpoint.labels = labels(&cni.network, &cni.args);
         endpoint.labels.extend(pod.labels.clone());
-        endpoint.security_groups.extend(pod.security_groups.iter().cloned());
+        // Checked when they were asked for.
+        let of_network = cni.network.security_groups.iter().filter_map(|name| name.parse().ok());
+        endpoint.security_groups = of_network.chain(pod.security_groups.iter().cloned()).collect();
         endpoint.named_ports.clone_from(&pod.named_ports);
     }
 
@@ -163,6 +216,23 @@ impl KubernetesWorld {
                 self.attached.insert(record.key.clone(), pod);
             }
         }
+    }
+
+    /// The services that stand for attachments' ports of this node; returns whether they are different now.
+    fn host(&mut self, records: &BTreeMap<EndpointKey, Record>, node: &NodeName) -> bool {
+        let mut hosted = Services::new();
+        for (key, pod) in self.attached.iter().filter(|(_, pod)| !pod.host_ports.is_empty()) {
+            let own = records.get(key).and_then(|r| r.cni.as_ref()?.endpoint.as_ref());
+            let made = own.and_then(|own| host_ports(&key.vpc, node, &self.node_addresses, pod, &own.ips));
+            if let Some(service) = made {
+                hosted.or_insert_with((service.vpc.clone(), service.name.clone()), || service.into());
+            }
+        }
+        let changed = hosted != self.hosted;
+        if changed {
+            self.hosted = hosted;
+        }
+        changed
     }
 }
 
@@ -199,15 +269,72 @@ impl Core {
     /// Takes what changed in Kubernetes and makes it so.
     pub(crate) fn kubernetes_changed(&mut self, updates: Vec<Update>) {
         let Some(kubernetes) = &mut self.kubernetes else { return };
-        let mut changed = false;
+        let mut touched = Touched::default();
         for update in updates {
-            changed |= kubernetes.take(update);
+            kubernetes.take(update, &mut touched);
         }
-        if changed && self.sources_spoke() {
-            self.rebuild_world();
-            self.pass();
-        } else {
+        if !self.sources_spoke() {
             self.publish();
+            return;
+        }
+        if touched.is_empty() {
+            if let Some(kubernetes) = &mut self.kubernetes {
+                kubernetes.applied();
+            }
+            self.publish();
+            return;
+        }
+        match self.follow_kubernetes(touched) {
+            Some(endpoints) => self.pass_over(Some(&endpoints)),
+            None => {
+                self.rebuild_world();
+                self.pass();
+            }
+        }
+    }
+
+    /// The world follows what Kubernetes says now, where no more than this is different. Returns the endpoints that may be; `None`: it
+    /// has to be put together anew.
+    fn follow_kubernetes(&mut self, mut touched: Touched) -> Option<BTreeSet<EndpointKey>> {
+        let document = &self.document.as_ref()?.world;
+        let kubernetes = self.kubernetes.as_mut()?;
+        let serves = |e: &Arc<Endpoint>| self.ipam.serves(&e.vpc, &e.subnet);
+        let pooled = |key: &EndpointKey| {
+            let known = [self.world.endpoints.get(key), kubernetes.endpoints.get(key)];
+            known.into_iter().flatten().any(serves)
+        };
+        // An endpoint of another node in a subnet that this one allocates from: the pools follow, too.
+        if touched.frame || touched.endpoints.iter().any(pooled) {
+            return None;
+        }
+        if !touched.local_pods.is_empty() {
+            kubernetes.follow(&self.records);
+            touched.services |= kubernetes.host(&self.records, &self.config.node);
+            let concerned = |r: &&Record| r.pod().is_some_and(|(name, _)| touched.local_pods.contains(&name));
+            touched.endpoints.extend(self.records.values().filter(concerned).map(|r| r.key.clone()));
+        }
+        if touched.security_groups {
+            self.world.security_groups = document.security_groups.over(&kubernetes.security_groups);
+        }
+        if touched.services {
+            self.world.services = kubernetes.services_with(&document.services);
+        }
+        self.follow_endpoints(&touched.endpoints);
+        Some(touched.endpoints)
+    }
+
+    /// Endpoints of the world follow the sources: the document first, then Kubernetes, then attachments.
+    fn follow_endpoints(&mut self, keys: &BTreeSet<EndpointKey>) {
+        for key in keys {
+            let of_document = self.document.as_ref().and_then(|d| d.world.endpoints.get(key));
+            let of_kubernetes = || self.kubernetes.as_ref().and_then(|k| k.endpoints.get(key));
+            let said = of_document.or_else(of_kubernetes).cloned();
+            let attachment = self.records.get(key).filter(|r| !self.leaving.contains(&r.key));
+            match said.or_else(|| self.endpoint_of(attachment?).map(Arc::new)) {
+                None => drop(self.world.endpoints.remove(key)),
+                Some(now) if self.world.endpoints.get(key) == Some(&now) => {}
+                Some(now) => drop(self.world.endpoints.insert(key.clone(), now)),
+            }
         }
     }
 
@@ -216,8 +343,9 @@ impl Core {
         let mut endpoint = record.endpoint(&self.config.node)?;
         if let Some(kubernetes) = &self.kubernetes {
             let known = record.pod().and_then(|(name, uid)| kubernetes.local(&name, uid));
-            if let Some(pod) = known.or_else(|| kubernetes.attached.get(&record.key)) {
-                kubernetes.join(&mut endpoint, pod);
+            let pod = known.or_else(|| kubernetes.attached.get(&record.key));
+            if let Some((pod, cni)) = pod.zip(record.cni.as_ref()) {
+                kubernetes.join(&mut endpoint, cni, pod);
             }
         }
         Some(endpoint)
@@ -233,9 +361,14 @@ impl Core {
 
     /// The world follows what attachments changed of it beside their endpoints.
     pub(crate) fn refresh_stale(&mut self) {
-        if self.kubernetes.as_mut().is_some_and(|k| std::mem::take(&mut k.stale)) && self.sources_spoke() {
-            self.rebuild_world();
-            self.pass();
+        if !self.kubernetes.as_mut().is_some_and(|k| std::mem::take(&mut k.stale)) || !self.sources_spoke() {
+            return;
+        }
+        let (Some(kubernetes), Some(document)) = (&mut self.kubernetes, &self.document) else { return };
+        kubernetes.follow(&self.records);
+        if kubernetes.host(&self.records, &self.config.node) {
+            self.world.services = kubernetes.services_with(&document.world.services);
+            self.pass_over(Some(&BTreeSet::new()));
         }
     }
 
@@ -243,16 +376,8 @@ impl Core {
     pub(crate) fn add_kubernetes(&mut self, world: &mut World) {
         let Some(kubernetes) = &mut self.kubernetes else { return };
         kubernetes.follow(&self.records);
+        kubernetes.host(&self.records, &self.config.node);
         kubernetes.add_to(world);
-        for (key, pod) in &kubernetes.attached {
-            let Some(own) = self.records.get(key).and_then(|r| r.cni.as_ref()?.endpoint.as_ref()) else {
-                continue;
-            };
-            let made = host_ports(&key.vpc, &self.config.node, &kubernetes.node_addresses, pod, &own.ips);
-            if let Some(service) = made {
-                world.services.entry((service.vpc.clone(), service.name.clone())).or_insert(service.into());
-            }
-        }
     }
 
     /// What an ADD needs to know of its Pod.
@@ -319,8 +444,10 @@ impl Core {
             server: kubernetes.server.clone(),
             synced: kubernetes.listed,
             kinds: kinds.collect(),
-            faults: kubernetes.complaints().map(fault).collect(),
+            faults: kubernetes.complaints(self.document.as_ref().map(|d| &d.world)).map(fault).collect(),
             local_pods: kubernetes.local_pods.len() as u64,
+            updates: kubernetes.updates,
+            applied_us: kubernetes.applied_us,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The core over an outside world in memory.
 
 pub(crate) mod fakes;
+mod kubernetes;
 mod runtimes;
 mod services;
 
@@ -74,7 +75,13 @@ impl Node {
 
     /// An agent that has looked at the document once.
     pub(crate) fn agent(&self) -> Core {
+        self.agent_with(|_| {})
+    }
+
+    /// The same with a configuration of its own.
+    fn agent_with(&self, configure: impl FnOnce(&mut Config)) -> Core {
         let mut config = Config::for_node("n1".parse().unwrap());
+        configure(&mut config);
         config.document = self.path();
         config.state_dir = self.dir.path().join("state");
         config.netns_dir = self.dir.path().join("netns");

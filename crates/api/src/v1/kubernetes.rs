@@ -17,6 +17,12 @@ pub struct KubernetesStatus {
     pub faults: Vec<KubernetesFault>,
     /// Pods of this node with a network of their own.
     pub local_pods: u64,
+    /// Updates in force so far; one is what came at about the same time.
+    #[serde(default)]
+    pub updates: u64,
+    /// From hearing the last of them until the datapath enforced it, microseconds.
+    #[serde(default)]
+    pub applied_us: u64,
 }
 
 /// One watched kind.

@@ -1,20 +1,17 @@
 //! What one compilation leaves for the next, and how the next starts from it.
 //!
-//! Two cases are cheap: endpoints come, go or change while everything else stays; rules change while they ask the same of peers.
+//! What is cheap: endpoints come, go or change while rules stay; rules change while endpoints stay and they ask the same of peers;
+//! services, in any case.
 //! Whatever else changes, and whatever could right or wrong something else (two endpoints that want one address), is compiled from
 //! the start, so the result never depends on the path that led to it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use flowloom_model::{
-    CidrGroup, CidrGroupName, Endpoint, EndpointKey, GroupName, Node, NodeName, SecurityGroup, Subnet,
-    SubnetName, Vpc, VpcName, World,
-};
+use flowloom_model::{Endpoint, EndpointKey, GroupName, NodeName, VpcName, World};
 use ipnet::IpNet;
 
-use super::{Compilation, CompileOptions, Compiler, CompilerCache, Only, SpecKey, VpcScope};
-use crate::diff::both;
+use super::{Compilation, CompileOptions, Compiler, CompilerCache, SpecKey, VpcScope};
 use crate::questions::{Questions, host};
 use crate::{Condition, ConditionReason, Identity, NodePlan, Numbers, ObjectRef, PolicySlot, VpcId};
 
@@ -39,26 +36,12 @@ pub(super) struct Memo {
 pub(super) struct Inputs {
     local: NodeName,
     options: CompileOptions,
-    nodes: BTreeMap<NodeName, Node>,
-    vpcs: BTreeMap<VpcName, Vpc>,
-    subnets: BTreeMap<(VpcName, SubnetName), Subnet>,
-    groups: BTreeMap<(VpcName, GroupName), SecurityGroup>,
-    cidr_groups: BTreeMap<(VpcName, CidrGroupName), CidrGroup>,
-    endpoints: BTreeMap<EndpointKey, Arc<Endpoint>>,
+    world: World,
 }
 
 impl Inputs {
     pub(super) fn new(world: &World, local: &NodeName, options: CompileOptions) -> Self {
-        Self {
-            local: local.clone(),
-            options,
-            nodes: world.nodes.clone(),
-            vpcs: world.vpcs.clone(),
-            subnets: world.subnets.clone(),
-            groups: world.security_groups.clone(),
-            cidr_groups: world.cidr_groups.clone(),
-            endpoints: world.endpoints.clone(),
-        }
+        Self { local: local.clone(), options, world: world.clone() }
     }
 }
 
@@ -77,8 +60,7 @@ impl Compiler<'_> {
     }
 }
 
-/// The compilation of a world that differs little from the last one; `None` when it must start anew. `only`: the endpoints that may
-/// differ, and nothing else does.
+/// The compilation of a world that differs little from the last one; `None` when it must start anew.
 pub(super) fn resume(
     memo: Memo,
     world: &World,
@@ -86,36 +68,28 @@ pub(super) fn resume(
     options: CompileOptions,
     numbers: &mut Numbers,
     cache: &mut CompilerCache,
-    only: Option<Only<'_>>,
 ) -> Option<Compilation> {
-    let Memo { mut inputs, epoch, questions, specs, holders, plan, conditions } = memo;
-    let same_frame = || {
-        inputs.local == *local
-            && inputs.options == options
-            && inputs.nodes == world.nodes
-            && inputs.vpcs == world.vpcs
-            && inputs.subnets == world.subnets
-    };
-    if epoch != numbers.epoch() || !(only.is_some() || same_frame()) {
+    let Memo { inputs, epoch, questions, specs, holders, plan, conditions } = memo;
+    let before = &inputs.world;
+    let same_frame = inputs.local == *local
+        && inputs.options == options
+        && before.nodes == world.nodes
+        && before.vpcs == world.vpcs
+        && before.subnets == world.subnets;
+    if epoch != numbers.epoch() || !same_frame {
         return None;
     }
     let new_rules =
-        only.is_none() && (inputs.groups != world.security_groups || inputs.cidr_groups != world.cidr_groups);
+        before.security_groups != world.security_groups || before.cidr_groups != world.cidr_groups;
     if new_rules && !asks_the_same(&plan, &questions, world, cache) {
         return None;
     }
-    let changed: Vec<Pair<'_>> = match only {
-        Some(only) => only
-            .endpoints
-            .iter()
-            .map(|key| (inputs.endpoints.get(key), world.endpoints.get(key)))
-            .filter(|(before, after)| before != after)
-            .collect(),
-        None => both(&inputs.endpoints, &world.endpoints)
-            .filter(|(_, before, after)| before != after)
-            .map(|(_, before, after)| (before, after))
-            .collect(),
-    };
+    let changed: Vec<Pair<'_>> = before
+        .endpoints
+        .apart(&world.endpoints)
+        .filter(|(_, before, after)| before != after)
+        .map(|(_, before, after)| (before, after))
+        .collect();
     let ids: BTreeMap<VpcName, VpcId> = plan.vpcs.iter().map(|(id, vpc)| (vpc.name.clone(), *id)).collect();
     // Other nodes' endpoints in VPCs that this node has no part in change nothing here.
     let concerns = |e: &&&Arc<Endpoint>| {
@@ -161,7 +135,6 @@ pub(super) fn resume(
         holders,
         new_policies: false,
         questions,
-        only_services: only.map(|only| only.services),
     };
     for (name, scope) in &scopes {
         let of_vpc = |e: &&Arc<Endpoint>| e.vpc == *name;
@@ -186,19 +159,7 @@ pub(super) fn resume(
     {
         compiler.name_rules();
     }
-    let updates: Vec<Arc<Endpoint>> = changed.iter().filter_map(|(_, after)| after.cloned()).collect();
-    let gone: Vec<EndpointKey> = changed
-        .iter()
-        .filter(|(_, after)| after.is_none())
-        .filter_map(|(before, _)| before.map(|e| e.key()))
-        .collect();
-    gone.iter().for_each(|key| drop(inputs.endpoints.remove(key)));
-    inputs.endpoints.extend(updates.into_iter().map(|endpoint| (endpoint.key(), endpoint)));
-    if new_rules {
-        inputs.groups.clone_from(&world.security_groups);
-        inputs.cidr_groups.clone_from(&world.cidr_groups);
-    }
-    Some(compiler.finish(inputs))
+    Some(compiler.finish(Inputs::new(world, local, options)))
 }
 
 /// An endpoint before and after.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use flowloom_bpf_abi::{identity, peer_flags};
 use flowloom_model::{
-    Endpoint, EndpointKey, GroupName, NamedPort, Node, NodeName, SecurityGroup, Subnet, Vpc, VpcName, World,
+    Endpoint, GroupName, NamedPort, Node, NodeName, SecurityGroup, Subnet, Vpc, VpcName, World,
 };
 use ipnet::IpNet;
 
@@ -20,7 +20,7 @@ use crate::questions::{Questions, host};
 use crate::services::state::ServiceMemo;
 use crate::{
     CompiledPolicy, Condition, ConditionReason, EndpointFacts, Identity, IdentityFacts, NodeAddress,
-    NodePlan, Numbers, ObjectRef, Peer, PolicySlot, ServiceKey, VpcId, VpcPlan, everywhere, reserved_facts,
+    NodePlan, Numbers, ObjectRef, Peer, PolicySlot, VpcId, VpcPlan, everywhere, reserved_facts,
 };
 
 /// What came out of a world.
@@ -39,8 +39,8 @@ pub struct CompileOptions {
     pub direct_routes: bool,
 }
 
-/// What compilations remember of each other: with it, a change costs what it touches. Dropping it costs time only; one cache goes
-/// with one [`Numbers`].
+/// What compilations remember of each other: with it, a change costs what it touches, where the world shares with the one before what
+/// did not change ([`flowloom_model::SharedMap`]). Dropping it costs time only; one cache goes with one [`Numbers`].
 #[derive(Debug, Default)]
 pub struct CompilerCache {
     memo: Option<Memo>,
@@ -83,64 +83,8 @@ pub fn compile_with(
     numbers: &mut Numbers,
     cache: &mut CompilerCache,
 ) -> Compilation {
-    compile_from(world, local, options, numbers, cache, None)
-}
-
-/// What may differ from the last compilation: came, went, or is different.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
-    /// Endpoints.
-    pub endpoints: BTreeSet<EndpointKey>,
-    /// Services.
-    pub services: BTreeSet<ServiceKey>,
-}
-
-/// [`compile_with`], where the caller knows that since the last compilation with this cache nothing changed but this: finding that out
-/// is most of the cost of a small change in a large world.
-#[must_use]
-pub fn compile_changes(
-    world: &World,
-    local: &NodeName,
-    options: CompileOptions,
-    numbers: &mut Numbers,
-    cache: &mut CompilerCache,
-    changes: &Changes,
-) -> Compilation {
-    let only = Only { endpoints: &changes.endpoints, services: &changes.services };
-    compile_from(world, local, options, numbers, cache, Some(only))
-}
-
-/// [`compile_changes`] for endpoints only.
-#[must_use]
-pub fn compile_endpoints(
-    world: &World,
-    local: &NodeName,
-    options: CompileOptions,
-    numbers: &mut Numbers,
-    cache: &mut CompilerCache,
-    changed: &BTreeSet<EndpointKey>,
-) -> Compilation {
-    let only = Only { endpoints: changed, services: &BTreeSet::new() };
-    compile_from(world, local, options, numbers, cache, Some(only))
-}
-
-/// [`Changes`], borrowed.
-#[derive(Clone, Copy)]
-struct Only<'a> {
-    endpoints: &'a BTreeSet<EndpointKey>,
-    services: &'a BTreeSet<ServiceKey>,
-}
-
-fn compile_from(
-    world: &World,
-    local: &NodeName,
-    options: CompileOptions,
-    numbers: &mut Numbers,
-    cache: &mut CompilerCache,
-    only: Option<Only<'_>>,
-) -> Compilation {
     if let Some(memo) = cache.memo.take()
-        && let Some(compilation) = memo::resume(memo, world, local, options, numbers, cache, only)
+        && let Some(compilation) = memo::resume(memo, world, local, options, numbers, cache)
     {
         #[cfg(test)]
         {
@@ -160,7 +104,6 @@ fn compile_from(
         holders: HashMap::new(),
         new_policies: false,
         questions: BTreeMap::new(),
-        only_services: only.map(|only| only.services),
     };
     compiler.nodes();
     compiler.vpcs();
@@ -186,8 +129,6 @@ struct Compiler<'a> {
     new_policies: bool,
     /// What the rules of each VPC in the plan ask.
     questions: BTreeMap<VpcId, Arc<Questions>>,
-    /// The services that may differ from the last compilation; `None`: any.
-    only_services: Option<&'a BTreeSet<ServiceKey>>,
 }
 
 /// One VPC while it is compiled.
@@ -444,7 +385,9 @@ impl<'a> Compiler<'a> {
         let facts = Arc::new(facts);
         let identity = self.numbers.identity(&facts)?;
         *self.holders.entry(identity).or_insert(0) += 1;
-        self.plan.identities.entry(identity).or_insert(facts);
+        if !self.plan.identities.contains_key(&identity) {
+            self.plan.identities.insert(identity, facts);
+        }
         Some(identity)
     }
 
@@ -458,10 +401,11 @@ impl<'a> Compiler<'a> {
         if policies.len() == before && !self.new_policies {
             return;
         }
-        rules.clear();
+        let mut named = BTreeMap::new();
         for rule in policies.values().flat_map(|policy| &policy.spec().rules) {
-            rules.entry(rule.id).or_insert_with(|| (*rule.name).clone());
+            named.entry(rule.id).or_insert_with(|| (*rule.name).clone());
         }
+        *rules = Arc::new(named);
     }
 
     fn finish(mut self, inputs: Inputs) -> Compilation {
@@ -469,8 +413,7 @@ impl<'a> Compiler<'a> {
         self.conditions.dedup();
         let services = &mut self.cache.services;
         let (numbers, fault) = (&mut self.numbers.services, self.cache.fault);
-        self.plan.services =
-            services.update(self.world, self.local, &self.plan, self.only_services, numbers, fault);
+        self.plan.services = services.update(self.world, self.local, &self.plan, numbers, fault);
         let plan = &self.plan;
         self.numbers.settle(plan);
         self.cache.policies.retain(|slot, _| plan.policies.contains_key(slot));

@@ -10,13 +10,12 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::{BackendPlan, FrontendKey, FrontendPlan, ListId, ServiceId, ServicePart, ServicePlan};
-use crate::diff::both;
 use crate::fault::{Fault, planted};
 use crate::{Op, VpcId};
 
 /// The operations, in the order in which they keep every state in between right.
 pub(crate) fn ops(old: &ServicePlan, new: &ServicePlan, fault: Fault) -> Vec<Op> {
-    if Arc::ptr_eq(&old.parts, &new.parts) {
+    if old.parts.is_same(&new.parts) {
         return Vec::new();
     }
     let (before, after) = changed(old, new);
@@ -82,7 +81,7 @@ impl<'a> Holdings<'a> {
 /// What the services that differ hold, before and after.
 fn changed<'a>(old: &'a ServicePlan, new: &'a ServicePlan) -> (Holdings<'a>, Holdings<'a>) {
     let (mut before, mut after) = (Holdings::default(), Holdings::default());
-    for (_, was, is) in both(old.parts(), new.parts()) {
+    for (_, was, is) in old.parts().apart(new.parts()) {
         if was.zip(is).is_some_and(|(was, is)| Arc::ptr_eq(was, is) || was == is) {
             continue;
         }
@@ -124,7 +123,7 @@ pub struct EndedBackend {
 #[must_use]
 pub fn ended_backends(old: &ServicePlan, new: &ServicePlan) -> Vec<EndedBackend> {
     let mut ended = Vec::new();
-    for (_, was, is) in both(old.parts(), new.parts()) {
+    for (_, was, is) in old.parts().apart(new.parts()) {
         let Some(was) = was else { continue };
         if is.is_some_and(|is| Arc::ptr_eq(was, is)) {
             continue;

@@ -101,7 +101,8 @@ pub fn explain_service(
     // The first by name has an address: only services before this one can have taken it.
     let before: Vec<_> = world
         .services
-        .range((key.0.clone(), first_name(key))..key.clone())
+        .starting_at(&(key.0.clone(), first_name(key)))
+        .take_while(|(other, _)| *other < key)
         .map(|(_, other)| other)
         .filter(|other| shares_an_address(other, service))
         .flat_map(|other| claims(other, *vpc, &frame.here).0.into_iter().map(|c| (c.key, other.name.clone())))

@@ -3,12 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use flowloom_model::{NodeName, Service, ServiceName, VpcName, World};
+use flowloom_model::{NodeName, Service, ServiceName, SharedMap, VpcName, World};
 
 use super::build::{Claim, build, claims, object, shown};
 use super::choose::Here;
 use super::numbers::ServiceNumbers;
-use crate::diff::both;
 use crate::fault::{Fault, planted};
 use crate::{Condition, ConditionReason, FrontendKey, FrontendKind, ServicePart, ServicePlan, VpcId};
 
@@ -58,7 +57,7 @@ impl Frame {
 #[derive(Debug, Default)]
 pub(crate) struct ServiceMemo {
     frame: Option<Frame>,
-    inputs: BTreeMap<ServiceKey, Arc<Service>>,
+    inputs: SharedMap<ServiceKey, Arc<Service>>,
     /// Who has a frontend, and who wants it, too.
     owners: HashMap<FrontendKey, Arc<ServiceKey>>,
     contested: BTreeMap<FrontendKey, BTreeSet<Arc<ServiceKey>>>,
@@ -70,39 +69,36 @@ pub(crate) struct ServiceMemo {
 }
 
 impl ServiceMemo {
-    /// The services of a world; `plan` has the VPCs and nodes already. `only`: those that may differ from the last call.
+    /// The services of a world; `plan` has the VPCs and nodes already.
     pub(crate) fn update(
         &mut self,
         world: &World,
         local: &NodeName,
         plan: &crate::NodePlan,
-        only: Option<&BTreeSet<ServiceKey>>,
         numbers: &mut ServiceNumbers,
         fault: Fault,
     ) -> ServicePlan {
         let before = self.frame.take();
-        if before.is_some() && only.is_some_and(BTreeSet::is_empty) && self.inputs.is_empty() {
-            self.frame = before;
-            return self.plan.clone();
-        }
         let frame = Frame::new(world, local, plan);
-        let same_numbers = Arc::ptr_eq(&self.plan.parts, &numbers.plan.parts);
+        let same_numbers = self.plan.parts.is_same(&numbers.plan.parts);
         let before = before.filter(|before| same_numbers && before.here == frame.here).unwrap_or_else(|| {
             *self = Self::default();
             Frame { here: frame.here.clone(), vpcs: BTreeMap::new() }
         });
         // Where a VPC came, went or got another number, all its services are new.
         let moved = |key: &ServiceKey| before.vpcs.get(&key.0) != frame.vpcs.get(&key.0);
-        let same_vpcs = before.vpcs == frame.vpcs;
-        let differs = |key: &ServiceKey| self.inputs.get(key) != world.services.get(key);
-        let changed: Vec<ServiceKey> = match only.filter(|_| same_vpcs) {
-            Some(only) => only.iter().filter(|key| differs(key)).cloned().collect(),
-            None => both(&self.inputs, &world.services)
-                .filter(|(key, was, is)| was != is || moved(key))
-                .map(|(key, ..)| key.clone())
-                .collect(),
-        };
+        let mut changed: BTreeSet<ServiceKey> = self
+            .inputs
+            .apart(&world.services)
+            .filter(|(_, was, is)| was != is)
+            .map(|(key, ..)| key.clone())
+            .collect();
+        if before.vpcs != frame.vpcs {
+            let all = self.inputs.keys().chain(world.services.keys());
+            changed.extend(all.filter(|key| moved(key)).cloned());
+        }
         if !changed.is_empty() {
+            let changed: Vec<ServiceKey> = changed.into_iter().collect();
             self.change(world, (&before, &frame), &changed, numbers, fault);
         }
         numbers.settle(self.plan.clone());
@@ -126,7 +122,7 @@ impl ServiceMemo {
         // First who has what, then what it is: a frontend that changes hands concerns both.
         let mut touched: BTreeSet<ServiceKey> = changed.iter().cloned().collect();
         for key in changed {
-            if let Some(service) = self.inputs.remove(key) {
+            if let Some(service) = self.inputs.get(key).cloned() {
                 for claim in wanted(&service, before).0 {
                     self.release(&claim.key, key, &mut touched);
                 }
@@ -136,9 +132,9 @@ impl ServiceMemo {
                 for claim in wanted(after, frame).0 {
                     self.claim(claim.key, &shared, &mut touched, fault);
                 }
-                self.inputs.insert(key.clone(), after.clone());
             }
         }
+        self.inputs.clone_from(&world.services);
         let mut parts: Vec<(ServiceKey, Option<ServicePart>)> = Vec::new();
         for key in touched {
             #[cfg(test)]
@@ -161,7 +157,7 @@ impl ServiceMemo {
             let part = (!owned.is_empty()).then(|| build(&service, &owned, &frame.here, numbers, fault));
             parts.push((key, part));
         }
-        let plan = Arc::make_mut(&mut self.plan.parts);
+        let plan = &mut self.plan.parts;
         for (key, part) in parts {
             match part {
                 Some(part) if plan.get(&key).is_some_and(|held| **held == part) => {}

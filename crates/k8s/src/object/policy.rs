@@ -15,6 +15,8 @@ pub struct NetworkPolicy {
     pub ingress: Option<Vec<PolicyRule>>,
     /// The same for egress.
     pub egress: Option<Vec<PolicyRule>>,
+    /// Why its rules could not be read: it isolates and opens nothing.
+    pub fault: Option<String>,
 }
 
 /// One rule: any of the peers on any of the ports.
@@ -92,7 +94,35 @@ impl Kind for NetworkPolicy {
             selector: LabelSelector::parse("spec.podSelector", spec.pod_selector)?,
             ingress: ingress.then_some(ingress_rules),
             egress: egress.then_some(egress_rules),
+            fault: None,
         })
+    }
+
+    /// Whoever wrote it wanted these Pods isolated. Rules only open, so none of them is the safe side.
+    fn salvage(json: &str, reason: &str) -> Option<Self> {
+        let wire::PolicyFrame { spec } = serde_json::from_str(json).ok()?;
+        let selector = LabelSelector::parse("spec.podSelector", spec.pod_selector).ok()?;
+        let named = spec.policy_types.as_array().map_or(&[][..], Vec::as_slice);
+        let known = |t: &serde_json::Value| matches!(t.as_str(), Some("Ingress" | "Egress"));
+        let readable =
+            (spec.policy_types.is_null() || spec.policy_types.is_array()) && named.iter().all(known);
+        let has = |kind: &str| named.iter().any(|t| t.as_str() == Some(kind));
+        let egress_rules = spec.egress.as_array().map_or(!spec.egress.is_null(), |list| !list.is_empty());
+        let (ingress, egress) = match (readable, named.is_empty()) {
+            (false, _) => (true, true),
+            (true, true) => (true, egress_rules),
+            (true, false) => (has("Ingress"), has("Egress")),
+        };
+        Some(Self {
+            selector,
+            ingress: ingress.then(Vec::new),
+            egress: egress.then(Vec::new),
+            fault: Some(reason.to_owned()),
+        })
+    }
+
+    fn fault(&self) -> Option<&str> {
+        self.fault.as_deref()
     }
 }
 
@@ -168,6 +198,28 @@ mod tests {
         assert!(p.ingress == Some(vec![]) && p.egress.as_ref().unwrap().len() == 1);
         let p = decode(r#"{"podSelector":{},"policyTypes":["Egress"],"ingress":[{}]}"#).unwrap();
         assert!(p.ingress.is_none() && p.egress == Some(vec![]));
+    }
+
+    #[test]
+    fn of_rules_that_cannot_be_read_the_isolation_stays() {
+        let salvage = |spec: &str| {
+            let json = format!(r#"{{"metadata":{{"name":"p","namespace":"n"}},"spec":{spec}}}"#);
+            assert!(NetworkPolicy::decode(&json).is_err(), "{spec}");
+            NetworkPolicy::salvage(&json, "why").map(|p| {
+                assert_eq!(p.fault(), Some("why"));
+                assert!(p.ingress.iter().chain(&p.egress).all(Vec::is_empty), "{p:?}");
+                (p.ingress.is_some(), p.egress.is_some())
+            })
+        };
+        let bad = r#""podSelector":{},"ingress":[{"ports":[{"protocol":"ICMP"}]}]"#;
+        assert_eq!(salvage(&format!("{{{bad}}}")), Some((true, false)));
+        assert_eq!(salvage(&format!(r#"{{{bad},"egress":[{{}}]}}"#)), Some((true, true)));
+        assert_eq!(salvage(&format!(r#"{{{bad},"policyTypes":["Egress"]}}"#)), Some((false, true)));
+        assert_eq!(salvage(&format!(r#"{{{bad},"policyTypes":["Both"]}}"#)), Some((true, true)));
+        assert_eq!(salvage(r#"{"podSelector":{},"policyTypes":7}"#), Some((true, true)));
+        // Nobody can say whom these mean.
+        assert_eq!(salvage(r#"{"podSelector":{"matchLabels":{"a":5}}}"#), None);
+        assert_eq!(salvage(r#"{"ingress":[{"from":[{}]}]}"#), None);
     }
 
     #[test]

@@ -141,8 +141,8 @@ pub trait Held: Kind {
     fn cache(translator: &Translator) -> &Cache<Self>;
     /// The same, to change.
     fn cache_mut(translator: &mut Translator) -> &mut Cache<Self>;
-    /// Notes what has to be translated again. Called before and after the object changes.
-    fn touch(translator: &mut Translator, name: &ObjectName);
+    /// Notes what has to be translated again, after an object changed; `before` is what it was.
+    fn touch(translator: &mut Translator, name: &ObjectName, before: Option<&Self>);
 }
 
 macro_rules! held {
@@ -154,23 +154,20 @@ macro_rules! held {
             fn cache_mut(translator: &mut Translator) -> &mut Cache<Self> {
                 &mut translator.$field
             }
-            fn touch(translator: &mut Translator, name: &ObjectName) {
-                let touch: fn(&mut Translator, &ObjectName) = $touch;
-                touch(translator, name);
+            fn touch(translator: &mut Translator, name: &ObjectName, before: Option<&Self>) {
+                let touch: fn(&mut Translator, &ObjectName, Option<&Self>) = $touch;
+                touch(translator, name, before);
             }
         }
     };
 }
 
-held!(object::Node, nodes, |t, name| t.dirty.nodes.extend([name.clone()]));
-held!(Namespace, namespaces, |t, name| t.touch_pods_of(&name.name.clone()));
-held!(Pod, pods, |t, name| t.dirty.pods.extend([name.clone()]));
-held!(LoadBalancer, services, |t, name| t.dirty.services.extend([name.clone()]));
-held!(EndpointSlice, slices, |t, name| t.touch_slice(name));
-held!(NetworkPolicy, policies, |t, name| {
-    t.dirty.policies.insert(name.clone());
-    t.touch_pods_of(&name.namespace.clone());
-});
+held!(object::Node, nodes, |t, name, _| t.dirty.nodes.extend([name.clone()]));
+held!(Namespace, namespaces, |t, name, _| t.touch_pods_of(&name.name));
+held!(Pod, pods, |t, name, _| t.dirty.pods.extend([name.clone()]));
+held!(LoadBalancer, services, |t, name, _| t.dirty.services.extend([name.clone()]));
+held!(EndpointSlice, slices, |t, name, _| t.touch_slice(name));
+held!(NetworkPolicy, policies, |t, name, before| t.touch_policy(name, before));
 
 impl Translator {
     /// Knows nothing yet.
@@ -205,22 +202,26 @@ impl Translator {
 
     /// Takes a new version of an object, good or refused.
     pub fn put<T: Held>(&mut self, name: &ObjectName, object: Result<T, String>) {
+        let before = T::cache(self).object(name).cloned();
         if T::cache_mut(self).put(name, object) {
-            T::touch(self, name);
+            T::touch(self, name, before.as_deref());
         }
     }
 
     /// Forgets an object.
     pub fn remove<T: Held>(&mut self, name: &ObjectName) {
+        let before = T::cache(self).object(name).cloned();
         if T::cache_mut(self).remove(name) {
-            T::touch(self, name);
+            T::touch(self, name, before.as_deref());
         }
     }
 
     /// Takes a complete list.
     pub fn replace<T: Held>(&mut self, list: Vec<(ObjectName, Result<T, String>)>) {
+        let known = T::cache(self).iter();
+        let before: BTreeMap<ObjectName, Arc<T>> = known.map(|(name, o)| (name.clone(), o.clone())).collect();
         for name in T::cache_mut(self).replace(list) {
-            T::touch(self, &name);
+            T::touch(self, &name, before.get(&name).map(Arc::as_ref));
         }
     }
 
@@ -252,7 +253,11 @@ impl Translator {
         let mut faults: Vec<ObjectFault> = self.faults.values().cloned().collect();
         fn refused<T: Kind>(cache: &Cache<T>) -> impl Iterator<Item = ObjectFault> + use<'_, T> {
             cache.refused().map(|(name, refused)| {
-                let stays = if refused.last_good { "; its last good version stays in force" } else { "" };
+                let stays = match (refused.last_good, cache.object(name)) {
+                    (true, _) => "; its last good version stays in force",
+                    (false, Some(_)) => "; until it can be read, the Pods it selects are isolated",
+                    (false, None) => "",
+                };
                 ObjectFault {
                     kind: T::NAME,
                     name: name.clone(),
@@ -287,6 +292,21 @@ impl Translator {
             self.translate_service(name, &mut delta);
         }
         delta
+    }
+
+    /// Which Pods a policy selects is a matter of the Pods that it selects or selected only.
+    fn touch_policy(&mut self, name: &ObjectName, before: Option<&NetworkPolicy>) {
+        self.dirty.policies.insert(name.clone());
+        let now = self.policies.object(name).map(|p| &p.selector);
+        let was = before.map(|p| &p.selector);
+        if now == was {
+            return;
+        }
+        let selects =
+            |by: Option<&crate::LabelSelector>, pod: &Pod| by.is_some_and(|s| s.matches(&pod.labels));
+        let pods = self.pods.of_namespace(&name.namespace);
+        let turned = pods.filter(|(_, pod)| selects(now, pod) != selects(was, pod));
+        self.dirty.pods.extend(turned.map(|(name, _)| name.clone()));
     }
 
     fn touch_pods_of(&mut self, namespace: &str) {

@@ -11,7 +11,7 @@ use super::reader::{Path, Reader};
 use super::tree::{self, Tree};
 use super::{objects, rules};
 use crate::validate::{cidr_groups_fit, endpoints_fit, groups_fit};
-use crate::{CidrGroup, Endpoint, EndpointKey, MAX_BYTES, SecurityGroup, World};
+use crate::{CidrGroup, Endpoint, EndpointKey, MAX_BYTES, SecurityGroup, SharedMap, World};
 
 /// More changed endpoints than this are no small edit.
 const MOST: usize = 256;
@@ -65,7 +65,7 @@ trait Held: Sized + PartialEq {
     type Kept: Clone;
     fn read(r: &mut Reader, tree: &Tree) -> Option<Self>;
     fn key(&self) -> Self::Key;
-    fn map(world: &mut World) -> &mut BTreeMap<Self::Key, Self::Kept>;
+    fn map(world: &mut World) -> &mut SharedMap<Self::Key, Self::Kept>;
 }
 
 impl Held for Endpoint {
@@ -77,7 +77,7 @@ impl Held for Endpoint {
     fn key(&self) -> EndpointKey {
         Self::key(self)
     }
-    fn map(world: &mut World) -> &mut BTreeMap<EndpointKey, Arc<Self>> {
+    fn map(world: &mut World) -> &mut SharedMap<EndpointKey, Arc<Self>> {
         &mut world.endpoints
     }
 }
@@ -93,7 +93,7 @@ macro_rules! held_by_vpc_and_name {
             fn key(&self) -> Self::Key {
                 (self.vpc.clone(), self.name.clone())
             }
-            fn map(world: &mut World) -> &mut BTreeMap<Self::Key, Self> {
+            fn map(world: &mut World) -> &mut SharedMap<Self::Key, Self> {
                 &mut world.$field
             }
         }

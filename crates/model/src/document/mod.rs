@@ -325,12 +325,11 @@ impl World {
         if bad.contains(&ObjectRef::Vpc(name.clone())) {
             return;
         }
-        let vpc = self.vpcs.entry(name.clone()).or_insert(Vpc {
-            name,
-            vni: None,
-            default_policy: DefaultPolicy::default(),
-        });
-        vpc.vni.get_or_insert(crate::DEFAULT_VNI);
+        let unnamed = || Vpc { name: name.clone(), vni: None, default_policy: DefaultPolicy::default() };
+        self.vpcs.or_insert_with(name.clone(), unnamed);
+        if let Some(vpc) = self.vpcs.get_mut(&name) {
+            vpc.vni.get_or_insert(crate::DEFAULT_VNI);
+        }
     }
 }
 
