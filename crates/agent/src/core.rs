@@ -546,9 +546,9 @@ impl Core {
                     && let Some(kept) = self.kept_document()
                     && let Some(Ok(again)) = self.file.again(&kept.world)
                 {
-                    loaded = again;
+                    *loaded = again;
                 }
-                self.enforce(loaded, true);
+                self.enforce(*loaded, true);
             }
         }
     }

@@ -52,7 +52,7 @@ pub(crate) struct Loaded {
 #[derive(Debug)]
 pub(crate) enum Read {
     /// A document.
-    Whole(Loaded),
+    Whole(Box<Loaded>),
     /// The world in force was changed to what the document says now; the digest is of both files.
     Edited(Edited, String),
 }
@@ -196,7 +196,7 @@ impl DocumentFile {
         let right = format == Format::Json && result.as_ref().is_ok_and(|l| l.self_contained);
         let document = if right { Text::Right(document) } else { Text::Other(document) };
         self.seen = Some(Seen { document, lock });
-        Some(result.map(Read::Whole).map_err(|e| format!("{}: {e}", self.path.display())))
+        Some(result.map(|loaded| Read::Whole(Box::new(loaded))).map_err(|e| format!("{}: {e}", self.path.display())))
     }
 }
 
