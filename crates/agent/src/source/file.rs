@@ -196,7 +196,11 @@ impl DocumentFile {
         let right = format == Format::Json && result.as_ref().is_ok_and(|l| l.self_contained);
         let document = if right { Text::Right(document) } else { Text::Other(document) };
         self.seen = Some(Seen { document, lock });
-        Some(result.map(|loaded| Read::Whole(Box::new(loaded))).map_err(|e| format!("{}: {e}", self.path.display())))
+        Some(
+            result
+                .map(|loaded| Read::Whole(Box::new(loaded)))
+                .map_err(|e| format!("{}: {e}", self.path.display())),
+        )
     }
 }
 
