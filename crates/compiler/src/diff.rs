@@ -180,10 +180,10 @@ impl<'a> Change<'a> {
         let stand_ins = self.put_slots();
         let again = self.put_existing(&stand_ins);
         self.put_peers(late);
-        self.bump(moves.iter().filter(|m| m.peer.is_some()));
+        self.bump(moves.iter().zip(&ways).filter(|(m, _)| m.peer.is_some()));
         if !removed.is_empty() {
             self.ops.push(Op::RemovePeers(removed));
-            self.bump(moves.iter().filter(|m| m.peer.is_none()));
+            self.bump(moves.iter().zip(&ways).filter(|(m, _)| m.peer.is_none()));
         }
         self.ops.extend(again.into_iter().map(Op::PutEndpoint));
         self.put_fresh();
@@ -418,14 +418,17 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// One bump for each VPC where an address that may have flows moved.
-    fn bump<'m>(&mut self, moves: impl Iterator<Item = &'m Move>) {
-        let unassigned = |m: &Move| {
-            m.added && cover(self.old, m.key).is_none_or(|peer| peer.flags & peer_flags::UNASSIGNED != 0)
+    /// One bump for each VPC where an address that may have flows moved. One that nobody had before has none, unless it stood for
+    /// a transient identity since: flows met in the new slots then carry what the old identity is told by slots that stay.
+    fn bump<'m>(&mut self, moves: impl Iterator<Item = (&'m Move, &'m Way)>) {
+        let flowless = |m: &Move, way: &Way| {
+            m.added
+                && !matches!(way, Way::Transient(_))
+                && cover(self.old, m.key).is_none_or(|peer| peer.flags & peer_flags::UNASSIGNED != 0)
         };
         let vpcs: BTreeSet<VpcId> = moves
-            .filter(|m| self.new.vpcs.contains_key(&m.key.0) && !unassigned(m))
-            .map(|m| m.key.0)
+            .filter(|(m, way)| self.new.vpcs.contains_key(&m.key.0) && !flowless(m, way))
+            .map(|(m, _)| m.key.0)
             .collect();
         self.ops.extend(vpcs.into_iter().map(Op::BumpGeneration));
     }

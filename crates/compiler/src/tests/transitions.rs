@@ -207,13 +207,16 @@ fn probes(old: &NodePlan, new: &NodePlan, worlds: [&flowloom_model::World; 2], r
     probes
 }
 
+/// Worlds that went wrong: an address that nobody had came with new rules, and a flow met in between kept what was said of it then.
+const REPORTED: [u64; 1] = [15_797_819];
+
 #[test]
 fn no_packet_meets_a_mixture_of_two_plans() {
     let seed = seed();
     let node = worldgen::local_node();
     let (mut writes, mut checks, mut transient, mut stand_ins) = (0u64, 0u64, 0u64, 0u64);
-    for number in 0..worlds(70) {
-        let world_seed = seed.wrapping_add(number);
+    let drawn = (0..worlds(70)).map(|number| seed.wrapping_add(number));
+    for world_seed in drawn.chain(REPORTED) {
         let mut rng = Rng::new(world_seed);
         let mut world = worldgen::world(&mut rng);
         let mut numbers = Numbers::default();
