@@ -6,66 +6,36 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flowloom_api::v1::ErrorCode;
 use flowloom_api::{Client, ClientError};
 
 use super::*;
-use crate::core::{Command, Core, Outside};
-use crate::events::EventLog;
-use crate::store::Store;
-use crate::tests::fakes::{FakeNet, FakePlane};
+use crate::tests::Running;
 
-struct Served {
-    dir: tempfile::TempDir,
-    core: Handle,
-    thread: Option<std::thread::JoinHandle<()>>,
-    stop: watch::Sender<bool>,
-    _runtime: tokio::runtime::Runtime,
-}
+const DOCUMENT: &str = "version: 1\nnodes: [{name: n1, address: 192.0.2.1}]\nvpcs: [{name: red, vni: 7}]\n";
+
+struct Served(Running);
 
 impl Served {
     fn start(limits: config::Api) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let mut config = config::Config::for_node("n1".parse().unwrap());
-        config.document = dir.path().join("net.yaml");
-        config.state_dir = dir.path().join("state");
-        let document = "version: 1\nnodes: [{name: n1, address: 192.0.2.1}]\nvpcs: [{name: red, vni: 7}]\n";
-        fs::write(&config.document, document).unwrap();
-        let outside = Outside {
-            store: Store::open(&config.state_dir).unwrap(),
-            wiring: Box::new(FakeNet::default()),
-            plane: Box::new(FakePlane::default()),
-        };
-        let (core, handle) = Core::new(config, outside, Arc::new(EventLog::new(8))).unwrap();
-        let thread = std::thread::spawn(move || core.run());
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let (stop, stopped) = watch::channel(false);
-        let path = dir.path().join("s");
-        let socket = runtime.block_on(async { bind(&path) }).unwrap();
-        runtime.spawn(serve(socket, handle.clone(), limits, stopped));
-        Self { dir, core: handle, thread: Some(thread), stop, _runtime: runtime }
+        Self(Running::start(
+            DOCUMENT,
+            |_| (),
+            |runtime, dir, _, core, stopped| {
+                let socket = runtime.block_on(async { bind(&dir.join("s")) }).unwrap();
+                runtime.spawn(serve(socket, core, limits, stopped));
+            },
+        ))
     }
 
     fn path(&self) -> std::path::PathBuf {
-        self.dir.path().join("s")
+        self.0.dir.path().join("s")
     }
 
     fn client(&self) -> Client {
         Client::new(self.path())
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.stop.send_replace(true);
-        self.core.send(Command::Stop);
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
     }
 }
 
@@ -159,7 +129,7 @@ fn the_socket_is_the_owners_and_a_live_one_is_never_replaced() {
     let other = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let again = other.block_on(async { bind(&served.path()).map(drop) });
     assert_eq!(again.unwrap_err().kind(), io::ErrorKind::AddrInUse);
-    let file = served.dir.path().join("file");
+    let file = served.0.dir.path().join("file");
     fs::write(&file, "x").unwrap();
     assert_eq!(
         other.block_on(async { bind(&file).map(drop) }).unwrap_err().kind(),
@@ -167,7 +137,7 @@ fn the_socket_is_the_owners_and_a_live_one_is_never_replaced() {
     );
     assert_eq!(fs::read(&file).unwrap(), b"x");
     // A socket whose owner died is.
-    let dead = served.dir.path().join("dead");
+    let dead = served.0.dir.path().join("dead");
     drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
     other.block_on(async { bind(&dead).map(drop) }).unwrap();
 }

@@ -1,6 +1,5 @@
 //! Real sockets over a core in memory.
 
-use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -10,10 +9,8 @@ use flowloom_model::{Backend, BackendState, Protocol, Service, ServicePort};
 
 use super::*;
 use crate::config::Config;
-use crate::core::{Command, Outside};
-use crate::events::EventLog;
-use crate::store::Store;
-use crate::tests::fakes::{FakeNet, FakePlane};
+use crate::core::Command;
+use crate::tests::Running;
 
 const DOCUMENT: &str = "
 version: 1
@@ -22,13 +19,9 @@ subnets: [{name: pods, vpc: default, cidr: 10.244.0.0/24}]
 ";
 
 struct Served {
-    core: Handle,
-    thread: Option<std::thread::JoinHandle<()>>,
-    stop: watch::Sender<bool>,
+    running: Running,
     health: u16,
     mode: u16,
-    _runtime: tokio::runtime::Runtime,
-    _dir: tempfile::TempDir,
 }
 
 /// A port that was free just now.
@@ -38,28 +31,16 @@ fn free_port() -> u16 {
 
 impl Served {
     fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let mut config = Config::for_node("n1".parse().unwrap());
-        config.document = dir.path().join("net.yaml");
-        config.state_dir = dir.path().join("state");
-        config.kubernetes.enabled = true;
         let (health, mode) = (free_port(), free_port());
-        config.kubernetes.health_address = format!("[::]:{health}");
-        config.kubernetes.proxy_mode_address = format!("127.0.0.1:{mode}");
-        fs::write(&config.document, DOCUMENT).unwrap();
-        let outside = Outside {
-            store: Store::open(&config.state_dir).unwrap(),
-            wiring: Box::new(FakeNet::default()),
-            plane: Box::new(FakePlane::default()),
+        let change = |config: &mut Config| {
+            config.kubernetes.enabled = true;
+            config.kubernetes.health_address = format!("[::]:{health}");
+            config.kubernetes.proxy_mode_address = format!("127.0.0.1:{mode}");
         };
-        let kubernetes = config.kubernetes.clone();
-        let (core, handle) = Core::new(config, outside, Arc::new(EventLog::new(8))).unwrap();
-        let thread = std::thread::spawn(move || core.run());
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let (stop, stopped) = watch::channel(false);
-        runtime.spawn(run(kubernetes, handle.clone(), stopped));
-        Self { core: handle, thread: Some(thread), stop, health, mode, _runtime: runtime, _dir: dir }
+        let running = Running::start(DOCUMENT, change, |runtime, _, config, core, stopped| {
+            runtime.spawn(run(config.kubernetes, core, stopped));
+        });
+        Self { running, health, mode }
     }
 
     /// What Kubernetes says of the Service `shop/front`; none = it is gone.
@@ -82,17 +63,7 @@ impl Served {
             node_addresses: Vec::new(),
             own_node: Some(Arc::new(own)),
         };
-        self.core.send(Command::Kubernetes(Box::new(update)));
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.stop.send_replace(true);
-        self.core.send(Command::Stop);
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
+        self.running.core.send(Command::Kubernetes(Box::new(update)));
     }
 }
 

@@ -15,10 +15,61 @@ use flowloom_api::v1::{self, CniAttachment, CniNetwork, ErrorCode};
 use flowloom_datapath::KernelState;
 use flowloom_datapath::realise::{Kind, Realise};
 
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
 use crate::config::Config;
-use crate::core::{Core, NetworkChange, Outside};
+use crate::core::{Command, Core, Handle, NetworkChange, Outside};
 use crate::events::EventLog;
 use crate::store::Store;
+
+/// A core in memory on a thread of its own, and what serves it; both end with this.
+pub(crate) struct Running {
+    pub(crate) core: Handle,
+    pub(crate) dir: tempfile::TempDir,
+    thread: Option<std::thread::JoinHandle<()>>,
+    stop: watch::Sender<bool>,
+    _runtime: Runtime,
+}
+
+impl Running {
+    /// Node n1 with this document. `serve` gets the core's own directory and starts what is tested,
+    /// until its receiver turns true.
+    pub(crate) fn start(
+        document: &str,
+        change: impl FnOnce(&mut Config),
+        serve: impl FnOnce(&Runtime, &std::path::Path, Config, Handle, watch::Receiver<bool>),
+    ) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config::for_node("n1".parse().unwrap());
+        config.document = dir.path().join("net.yaml");
+        config.state_dir = dir.path().join("state");
+        change(&mut config);
+        fs::write(&config.document, document).unwrap();
+        let outside = Outside {
+            store: Store::open(&config.state_dir).unwrap(),
+            wiring: Box::new(FakeNet::default()),
+            plane: Box::new(FakePlane::default()),
+        };
+        let (core, handle) = Core::new(config.clone(), outside, Arc::new(EventLog::new(8))).unwrap();
+        let thread = std::thread::spawn(move || core.run());
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let (stop, stopped) = watch::channel(false);
+        serve(&runtime, dir.path(), config, handle.clone(), stopped);
+        Self { core: handle, dir, thread: Some(thread), stop, _runtime: runtime }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+        self.core.send(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
 
 /// One node's outside world; agents come and go on it.
 pub(crate) struct Node {
