@@ -64,7 +64,8 @@ fn markdown(records: &BTreeMap<String, Record>, exclusions: &[Exclusion]) -> Str
     let mut text = String::from(
         "# Upstream's suites\n\n\
          Written by `cargo xtask test conformance [GROUP]...`: the last run of each group, against the lab (docs/lab.md) \
-         with flowloom and no kube-proxy. The tests are Kubernetes' own, unmodified.\n\n\
+         with flowloom and no kube-proxy. The tests are Kubernetes' own, unmodified. The cases, expectations and \
+         judgement of `cyclonus` are its project's; the client that connects is the lab's (docs/lab.md).\n\n\
          | group | passed | failed | skipped | minutes | cluster | commit | day |\n|---|---|---|---|---|---|---|---|\n",
     );
     for (group, r) in records {
