@@ -14,8 +14,6 @@ pub mod map_name {
     pub const IPCACHE: &str = "fl_ipcache";
     /// vpc -> [`super::VpcRecord`] (hash).
     pub const VPCS: &str = "fl_vpcs";
-    /// vni -> vpc (hash).
-    pub const VNIS: &str = "fl_vnis";
     /// slot -> inner LPM (hash of maps).
     pub const POLICY: &str = "fl_policy";
     /// Connections half open, and those that have ended (LRU hash).
@@ -62,13 +60,12 @@ pub mod map_name {
     pub const TRACE: &str = "fl_trace";
 
     /// Every map that is pinned and shared between loads, in no particular order.
-    pub const PINNED: [&str; 26] = [
+    pub const PINNED: [&str; 25] = [
         DEVICES,
         ENDPOINTS,
         ADDRESSES,
         IPCACHE,
         VPCS,
-        VNIS,
         POLICY,
         CONNTRACK_NEW,
         CONNTRACK,
@@ -100,7 +97,7 @@ pub const MAX_DEVICES: u32 = 8192;
 pub const MAX_ADDRESSES: u32 = 16_384;
 /// Size of `ipcache`.
 pub const MAX_IPCACHE: u32 = 262_144;
-/// Size of `vpcs` and `vnis`.
+/// Size of `vpcs`.
 pub const MAX_VPCS: u32 = 4096;
 /// Most distinct compiled policies on a node.
 pub const MAX_SLOTS: u32 = 16_384;
@@ -317,8 +314,8 @@ crate::assert_layout!(VpcRecord, 16);
 pub mod vpc_flags {
     /// The VPC whose traffic may use the host's stack.
     pub const DEFAULT: u32 = 1;
-    /// Services may be asked for in it: set before the first frontend is there, taken away when neither a frontend nor a flow to one is left. Without it
-    /// no packet of the VPC looks for any.
+    /// Services may be asked for in it: set before the first frontend is there, taken away with the last one unless flows that it led are left (then it
+    /// stays, and costs only time). Without it no packet of the VPC looks for any.
     pub const SERVICES: u32 = 2;
 }
 

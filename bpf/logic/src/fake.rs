@@ -223,8 +223,6 @@ pub struct FakeTables {
     pub addresses: RefCell<BTreeMap<AddressKey, AddressRecord>>,
     peers: RefCell<BTreeMap<PeerKey, &'static PeerRecord>>,
     vpcs: RefCell<BTreeMap<u32, &'static VpcRecord>>,
-    /// VNI -> VPC.
-    pub vnis: RefCell<BTreeMap<u32, u32>>,
     policies: RefCell<BTreeMap<u32, BTreeMap<PolicyKey, &'static PolicyValue>>>,
     /// Established connections.
     pub established: RefCell<BTreeMap<CtKey, &'static CtCell>>,

@@ -32,9 +32,6 @@ pub static IPCACHE: LpmTrie<[u8; 20], abi::PeerRecord, { abi::MAX_IPCACHE as usi
 #[btf_map(name = "fl_vpcs")]
 pub static VPCS: HashMap<u32, abi::VpcRecord, { abi::MAX_VPCS as usize }> = HashMap::new();
 
-#[btf_map(name = "fl_vnis")]
-pub static VNIS: HashMap<u32, u32, { abi::MAX_VPCS as usize }> = HashMap::new();
-
 /// Template of the inner maps: user space makes them as large as they need to be.
 pub type PolicyInner = LpmTrie<[u8; 8], abi::PolicyValue, { abi::POLICY_MIN_ENTRIES as usize }>;
 

@@ -62,7 +62,6 @@ fn vpc_ops(state: &KernelState, plan: &NodePlan) -> Vec<Op> {
                 && r.flags & !abi::vpc_flags::SERVICES == lower::vpc_flag_bits(vpc)
                 && (marked || !served)
                 && r.generation != 0
-                && state.vnis.get(&id.0) == Some(&id.0)
         });
         let want = lower::gateway_record(vpc);
         let same_gateways =
@@ -267,7 +266,7 @@ fn forgotten(id: u32, vpc: u32, ips: Vec<IpAddr>, record: &abi::EndpointRecord) 
 /// VPCs and nodes that the plan does not have, and host or gateway addresses that belong to none.
 fn stale_roots(state: &KernelState, plan: &NodePlan) -> (Vec<Op>, Vec<Op>) {
     let default = plan.vpcs.iter().find(|(_, v)| v.default).map(|(id, _)| id.0).or(state.default_vpc());
-    let mut vpcs: BTreeSet<u32> = state.vpcs.keys().chain(state.vnis.keys()).copied().collect();
+    let mut vpcs: BTreeSet<u32> = state.vpcs.keys().copied().collect();
     let gateway = |r: &abi::AddressRecord| r.endpoint == 0 && r.flags & address_flags::GATEWAY != 0;
     vpcs.extend(state.addresses.iter().filter(|(_, r)| gateway(r)).map(|(k, _)| k.vpc));
     vpcs.retain(|id| !plan.vpcs.contains_key(&VpcId(*id)));

@@ -130,7 +130,7 @@ fn mark_served(realise: &mut impl Realise, vpcs: &BTreeSet<u32>) -> Result<()> {
     Ok(())
 }
 
-/// Takes the mark off VPCs where nothing is left to be looked for; while flows are, it stays.
+/// Takes the mark off VPCs where nothing is left to be looked for; where flows are, it stays until a later frontend goes.
 fn unmark_served(realise: &mut impl Realise, vpcs: &BTreeSet<u32>) -> Result<()> {
     for id in vpcs {
         let Some(record) = realise.vpc(*id)? else { continue };
@@ -277,9 +277,6 @@ impl<R: Realise> Run<'_, R> {
         if have != Some(want) {
             self.realise.write(&Write::Vpc(id.0, Some(want)))?;
         }
-        if self.realise.vni(id.0)? != Some(id.0) {
-            self.realise.write(&Write::Vni(id.0, Some(id.0)))?;
-        }
         for gateway in &vpc.gateways {
             self.put_address(lower::address_key(id, *gateway), lower::gateway_record(vpc))?;
         }
@@ -321,9 +318,6 @@ impl<R: Realise> Run<'_, R> {
                 self.remove_host_address(id, addr)?;
             }
             *self.default_vpc = None;
-        }
-        if self.realise.vni(id.0)?.is_some() {
-            self.realise.write(&Write::Vni(id.0, None))?;
         }
         if self.realise.vpc(id.0)?.is_some() {
             self.realise.write(&Write::Vpc(id.0, None))?;

@@ -154,7 +154,6 @@ impl Maps {
             (name::ADDRESSES, self.addresses.as_fd()),
             (name::IPCACHE, self.ipcache.as_fd()),
             (name::VPCS, self.vpcs.as_fd()),
-            (name::VNIS, self.vnis.as_fd()),
             (name::POLICY, self.policy.as_fd()),
             (name::CONNTRACK_NEW, self.conntrack_new.as_fd()),
             (name::CONNTRACK, self.conntrack.as_fd()),
@@ -167,6 +166,14 @@ impl Maps {
             (name::EVENTS, self.events.as_fd()),
             (name::RATES, self.rates.as_fd()),
             (name::CONFIG, self.config.as_fd()),
+            (name::SERVICES, self.services.as_fd()),
+            (name::BACKENDS, self.backends.as_fd()),
+            (name::MEMBERS, self.members.as_fd()),
+            (name::AFFINITY, self.affinity.as_fd()),
+            (name::SRV_RANGES, self.ranges.as_fd()),
+            (name::SOCKETS, self.sockets.as_fd()),
+            (name::NETNS, self.netns.as_fd()),
+            (name::SRV_FLOWS, self.flows.as_fd()),
         ];
         let mut out = Vec::with_capacity(maps.len() + 1);
         for (name, fd) in maps {

@@ -23,7 +23,6 @@ pub(crate) struct Maps {
     pub(crate) addresses: Map<abi::AddressKey, abi::AddressRecord>,
     pub(crate) ipcache: Map<abi::PeerKey, abi::PeerRecord>,
     pub(crate) vpcs: Map<u32, abi::VpcRecord>,
-    pub(crate) vnis: Map<u32, u32>,
     /// Written with descriptors, read as map ids.
     pub(crate) policy: Map<u32, u32>,
     pub(crate) conntrack_new: Map<abi::CtKey, abi::CtEntry>,
@@ -62,7 +61,6 @@ impl Maps {
             addresses: typed(name::ADDRESSES, open(name::ADDRESSES)?)?,
             ipcache: typed(name::IPCACHE, open(name::IPCACHE)?)?,
             vpcs: typed(name::VPCS, open(name::VPCS)?)?,
-            vnis: typed(name::VNIS, open(name::VNIS)?)?,
             policy: typed(name::POLICY, open(name::POLICY)?)?,
             conntrack_new: typed(name::CONNTRACK_NEW, open(name::CONNTRACK_NEW)?)?,
             conntrack: typed(name::CONNTRACK, open(name::CONNTRACK)?)?,
@@ -119,7 +117,6 @@ impl Maps {
             addresses: all(&self.addresses, name::ADDRESSES)?,
             peers: all(&self.ipcache, name::IPCACHE)?,
             vpcs: all(&self.vpcs, name::VPCS)?,
-            vnis: all(&self.vnis, name::VNIS)?,
             nodes: all(&self.nodes, name::NODES)?,
             policies,
             namespaces: all(&self.netns, name::NETNS)?,
@@ -285,7 +282,6 @@ impl Realise for Kernel<'_> {
             Write::Config(c) => self.put(&maps.config, name::CONFIG, &0, Some(c)),
             Write::Device(i, r) => self.put(&maps.devices, name::DEVICES, i, r.as_ref()),
             Write::Vpc(id, r) => self.put(&maps.vpcs, name::VPCS, id, r.as_ref()),
-            Write::Vni(vni, r) => self.put(&maps.vnis, name::VNIS, vni, r.as_ref()),
             Write::Address(k, r) => self.put(&maps.addresses, name::ADDRESSES, k, r.as_ref()),
             Write::Node(a, r) => self.put(&maps.nodes, name::NODES, a, r.as_ref()),
             Write::Endpoint(id, r) => self.put(&maps.endpoints, name::ENDPOINTS, id, Some(r)),
@@ -336,16 +332,8 @@ impl Realise for Kernel<'_> {
     }
 
     fn serves(&self, vpc: u32) -> Result<bool> {
-        let mut found = false;
-        self.maps.services.for_each(|k, _| found |= k.vpc == vpc).in_map("reading", name::SERVICES)?;
-        if !found {
-            self.maps.flows.for_each(|k, _| found |= k.vpc == vpc).in_map("reading", name::SRV_FLOWS)?;
-        }
-        Ok(found)
-    }
-
-    fn vni(&self, vni: u32) -> Result<Option<u32>> {
-        self.maps.vnis.get(&vni).in_map("reading", name::VNIS)
+        Ok(self.maps.services.any_key(|k| k.vpc == vpc).in_map("reading", name::SERVICES)?
+            || self.maps.flows.any_key(|k| k.vpc == vpc).in_map("reading", name::SRV_FLOWS)?)
     }
 
     fn address(&self, key: &abi::AddressKey) -> Result<Option<abi::AddressRecord>> {

@@ -17,8 +17,6 @@ pub enum Write<'a> {
     Device(u32, Option<abi::DeviceRecord>),
     /// A VPC.
     Vpc(u32, Option<abi::VpcRecord>),
-    /// A VNI.
-    Vni(u32, Option<u32>),
     /// An address.
     Address(abi::AddressKey, Option<abi::AddressRecord>),
     /// A node.
@@ -75,12 +73,6 @@ pub trait Realise {
     /// # Errors
     /// As above.
     fn serves(&self, vpc: u32) -> Result<bool>;
-
-    /// The VPC of a VNI.
-    ///
-    /// # Errors
-    /// As above.
-    fn vni(&self, vni: u32) -> Result<Option<u32>>;
 
     /// One address.
     ///
@@ -229,7 +221,6 @@ impl Realise for Memory {
                 self.room(Kind::Vpcs, after)?;
                 put(&mut self.state.vpcs, *id, *r);
             }
-            Write::Vni(vni, r) => put(&mut state.vnis, *vni, *r),
             Write::Address(k, r) => {
                 let after =
                     state.addresses.len() + usize::from(r.is_some() && !state.addresses.contains_key(k));
@@ -295,10 +286,6 @@ impl Realise for Memory {
 
     fn serves(&self, vpc: u32) -> Result<bool> {
         Ok(self.state.services.serves(vpc))
-    }
-
-    fn vni(&self, vni: u32) -> Result<Option<u32>> {
-        Ok(self.state.vnis.get(&vni).copied())
     }
 
     fn address(&self, key: &abi::AddressKey) -> Result<Option<abi::AddressRecord>> {

@@ -22,8 +22,6 @@ pub struct KernelState {
     pub peers: BTreeMap<abi::PeerKey, abi::PeerRecord>,
     /// By number.
     pub vpcs: BTreeMap<u32, abi::VpcRecord>,
-    /// VNI to VPC.
-    pub vnis: BTreeMap<u32, u32>,
     /// By underlay address.
     pub nodes: BTreeMap<abi::Addr, abi::NodeRecord>,
     /// By slot.

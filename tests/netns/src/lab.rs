@@ -85,7 +85,6 @@ impl Lab {
         for vpc in [DEFAULT_VPC, RED, BLUE] {
             let flags = if vpc == DEFAULT_VPC { vpc_flags::DEFAULT } else { 0 };
             programs.put(map_name::VPCS, vpc, abi::VpcRecord { vni: vpc, generation: 1, flags, pad: 0 })?;
-            programs.put(map_name::VNIS, vpc, vpc)?;
         }
         for (slot, verdict) in [(ALLOW, verdict::ALLOW), (DENY, verdict::DROP), (REJECT, verdict::REJECT)] {
             programs.policy(slot, &[entry(0, 0, None, 10, verdict)])?;

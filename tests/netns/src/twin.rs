@@ -171,15 +171,13 @@ impl Twin {
         self.programs.peer(vpc, ip, prefix, record)
     }
 
-    /// Writes a VPC and its VNI.
+    /// Writes a VPC.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub fn vpc(&mut self, id: u32, record: abi::VpcRecord) -> Result<()> {
         self.fake.set_vpc(id, record);
-        self.fake.vnis.borrow_mut().insert(record.vni, id);
-        self.programs.put(map_name::VPCS, id, record)?;
-        self.programs.put(map_name::VNIS, record.vni, id)
+        self.programs.put(map_name::VPCS, id, record)
     }
 
     /// Fills a slot.

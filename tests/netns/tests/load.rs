@@ -40,7 +40,9 @@ fn records_go_in_and_come_out() {
     let record = abi::EndpointRecord { vpc: 7, revision: 3, plen6: 64, ..Default::default() };
     endpoints.set(5, record, 0).expect("set");
     assert_eq!(endpoints.get(&5, 0).expect("get"), record);
-    let mut vnis: HashMap<_, u32, u32> =
-        ebpf.map_mut(abi::map_name::VNIS).expect("map").try_into().expect("type");
-    vnis.insert(9, 9, 0).expect("insert");
+    let mut quotas: HashMap<_, abi::QuotaKey, abi::QuotaValue> =
+        ebpf.map_mut(abi::map_name::QUOTAS).expect("map").try_into().expect("type");
+    quotas
+        .insert(abi::QuotaKey { vpc: 9, endpoint: 9 }, abi::QuotaValue { used: 0, limit: 9 }, 0)
+        .expect("insert");
 }

@@ -109,7 +109,6 @@ pub(super) fn world() -> FakeTables {
     for vpc in [DEFAULT, RED, BLUE] {
         let flags = if vpc == DEFAULT { vpc_flags::DEFAULT } else { 0 };
         t.set_vpc(vpc, VpcRecord { vni: vpc, generation: 1, flags, pad: 0 });
-        t.vnis.borrow_mut().insert(vpc, vpc);
         for host in [A, B, FAR] {
             let record = EndpointRecord {
                 vpc,

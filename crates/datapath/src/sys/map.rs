@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::marker::PhantomData;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
@@ -345,8 +346,21 @@ impl<K: Plain, V: Plain> Map<K, V> {
             for (k, v) in keys.iter().zip(values) {
                 f(k, v);
             }
-            Ok(())
+            Ok(ControlFlow::Continue(()))
         })
+    }
+
+    /// Whether some key is one of those that `wanted` means; reads no further than that.
+    ///
+    /// # Errors
+    /// Whatever the kernel says.
+    pub fn any_key(&self, wanted: impl Fn(&K) -> bool) -> io::Result<bool> {
+        let mut found = false;
+        walk_batches::<K, V>(&self.fd, 1, |keys, _| {
+            found = keys.iter().any(&wanted);
+            Ok(if found { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        Ok(found)
     }
 
     /// Every entry, in the order of the keys.
@@ -369,8 +383,8 @@ impl<K: Plain, V: Plain> Map<K, V> {
     ///
     /// # Errors
     /// Whatever the kernel or `f` says.
-    pub fn for_each_batch(&self, f: impl FnMut(&[K], &[V]) -> io::Result<()>) -> io::Result<()> {
-        walk_batches::<K, V>(&self.fd, 1, f)
+    pub fn for_each_batch(&self, mut f: impl FnMut(&[K], &[V]) -> io::Result<()>) -> io::Result<()> {
+        walk_batches::<K, V>(&self.fd, 1, |keys, values| f(keys, values).map(ControlFlow::Continue))
     }
 
     /// The key after `key` (the first one for `None`).
@@ -406,7 +420,7 @@ impl<K, V> AsFd for Map<K, V> {
 fn walk_batches<K: Plain, V: Plain>(
     fd: &OwnedFd,
     per_key: usize,
-    mut f: impl FnMut(&[K], &[V]) -> io::Result<()>,
+    mut f: impl FnMut(&[K], &[V]) -> io::Result<ControlFlow<()>>,
 ) -> io::Result<()> {
     let mut size = BATCH;
     // The position is a hash bucket (4 bytes) or a key, whichever the map type uses.
@@ -439,8 +453,7 @@ fn walk_batches<K: Plain, V: Plain>(
             Err(_) => return result.map(drop),
         };
         let count = (attr.count as usize).min(size);
-        f(&keys[..count], &values[..count * per_key])?;
-        if end {
+        if f(&keys[..count], &values[..count * per_key])?.is_break() || end {
             return Ok(());
         }
         std::mem::swap(&mut position, &mut next);
@@ -520,7 +533,7 @@ impl<K: Plain, V: Plain> PerCpuMap<K, V> {
             for (k, v) in keys.iter().zip(values.chunks(cpus)) {
                 f(k, v);
             }
-            Ok(())
+            Ok(ControlFlow::Continue(()))
         })
     }
 }
