@@ -141,8 +141,8 @@ mod tests {
 
     #[test]
     fn a_crate_without_a_place_is_a_fault() {
-        let dir = tempfile();
-        let manifest = dir.join("Cargo.toml");
+        let dir = tempfile::tempdir().unwrap();
+        let manifest = dir.path().join("Cargo.toml");
         std::fs::write(&manifest, "[package]\n").unwrap();
         let metadata = serde_json::json!({
             "workspace_members": ["x"],
@@ -155,8 +155,8 @@ mod tests {
 
     #[test]
     fn an_upward_dependency_and_a_missing_lint_table_are_faults() {
-        let dir = tempfile();
-        let manifest = dir.join("Cargo2.toml");
+        let dir = tempfile::tempdir().unwrap();
+        let manifest = dir.path().join("Cargo2.toml");
         std::fs::write(&manifest, "[package]\n").unwrap();
         let metadata = serde_json::json!({
             "workspace_members": ["m", "a"],
@@ -178,11 +178,5 @@ mod tests {
         assert_eq!(reached("flowloom-cni", &["tokio", "aya"], tree), ["flowloom-cni reaches tokio"]);
         assert!(reached("flowloom-cni", &["aya"], tree).is_empty());
         assert_eq!(reached("flowloom-cni", &["aya"], "").len(), 1);
-    }
-
-    fn tempfile() -> std::path::PathBuf {
-        let dir = std::env::temp_dir().join(format!("flowloom-layers-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        dir
     }
 }

@@ -13,6 +13,8 @@ use nix::sys::socket::{
     socket, sockopt,
 };
 
+use crate::time::within;
+
 pub(crate) fn family(ip: IpAddr) -> AddressFamily {
     if ip.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
 }
@@ -25,6 +27,22 @@ pub(crate) fn any(ip: IpAddr) -> IpAddr {
 /// Runs in the namespace; a failure to enter is an I/O error like the others.
 pub(crate) fn inside<T: Send>(ns: &Netns, f: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     ns.run_in(f).map_err(io::Error::other)?
+}
+
+/// How long an address may still be held by a server that has ended.
+const RELEASE: Duration = Duration::from_secs(5);
+
+/// Binds inside the namespace. A server dropped just now may be there still: a process that another
+/// thread forks holds every descriptor of ours until its exec, so a taken address is tried again.
+pub(crate) fn bound<T: Send>(
+    ns: &Netns,
+    addr: SocketAddr,
+    bind: impl Fn(SocketAddr) -> io::Result<T> + Send + Sync,
+) -> io::Result<T> {
+    within(RELEASE, || match inside(ns, || bind(addr)) {
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse => Err(e),
+        other => Ok(other),
+    })?
 }
 
 /// A non-blocking socket; call inside the namespace.

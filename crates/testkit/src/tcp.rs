@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use flowloom_netlink::Netns;
 
-use crate::net::{inside, tcp_connect};
+use crate::net::{bound, tcp_connect};
 use crate::stop::{StopEvent, Worker};
 
 /// What a server does with what it receives.
@@ -44,7 +44,7 @@ impl TcpServer {
     /// When the address cannot be bound.
     pub fn start(ns: &Netns, addr: SocketAddr, mode: Mode) -> Result<Self> {
         let listener =
-            inside(ns, || TcpListener::bind(addr)).with_context(|| format!("listening on tcp {addr}"))?;
+            bound(ns, addr, TcpListener::bind).with_context(|| format!("listening on tcp {addr}"))?;
         listener.set_nonblocking(true)?;
         let addr = listener.local_addr()?;
         let counts = Arc::new(Counts::default());

@@ -11,15 +11,22 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 /// # Panics
 /// When it never was.
 #[track_caller]
+pub fn eventually<T, E: Debug>(timeout: Duration, f: impl FnMut() -> Result<T, E>) -> T {
+    match within(timeout, f) {
+        Ok(value) => value,
+        Err(e) => panic!("not within {timeout:?}: {e:?}"),
+    }
+}
+
+/// Tries until `f` is `Ok` or `timeout` is over, then its last error.
 #[expect(clippy::disallowed_methods, reason = "this is the bounded poll that others use")]
-pub fn eventually<T, E: Debug>(timeout: Duration, mut f: impl FnMut() -> Result<T, E>) -> T {
+pub(crate) fn within<T, E>(timeout: Duration, mut f: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let start = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {
         match f() {
-            Ok(value) => return value,
-            Err(e) if start.elapsed() >= timeout => panic!("not within {timeout:?}: {e:?}"),
-            Err(_) => std::thread::sleep(pause),
+            Err(_) if start.elapsed() < timeout => std::thread::sleep(pause),
+            done => return done,
         }
         pause = (pause * 2).min(LONGEST_PAUSE);
     }

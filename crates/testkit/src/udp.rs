@@ -12,7 +12,7 @@ use flowloom_netlink::Netns;
 use nix::sys::socket::{MsgFlags, SockaddrStorage, recvfrom, sendto, setsockopt, sockopt};
 use std::os::fd::AsRawFd;
 
-use crate::net::{any, bind_to, inside, open_raw};
+use crate::net::{any, bind_to, bound, inside, open_raw};
 use crate::packet::{ip_protocol, sctp_chunk, sctp_packet};
 use crate::stop::Worker;
 
@@ -30,7 +30,7 @@ impl EchoServer {
     /// # Errors
     /// When the address cannot be bound.
     pub fn start(ns: &Netns, addr: SocketAddr) -> Result<Self> {
-        let socket = inside(ns, || UdpSocket::bind(addr)).with_context(|| format!("binding udp {addr}"))?;
+        let socket = bound(ns, addr, UdpSocket::bind).with_context(|| format!("binding udp {addr}"))?;
         socket.set_nonblocking(true)?;
         let addr = socket.local_addr()?;
         let count = Arc::new(AtomicU64::new(0));
@@ -86,7 +86,7 @@ impl UdpSender {
         length: usize,
     ) -> Result<Self> {
         let from = from.unwrap_or_else(|| SocketAddr::new(any(to.ip()), 0));
-        let socket = inside(ns, || UdpSocket::bind(from)).with_context(|| format!("binding udp {from}"))?;
+        let socket = bound(ns, from, UdpSocket::bind).with_context(|| format!("binding udp {from}"))?;
         let local = socket.local_addr()?;
         let (sent, refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let (counted, errors) = (sent.clone(), refused.clone());
@@ -162,7 +162,7 @@ impl UdpReceiver {
     /// # Errors
     /// When the address cannot be bound.
     pub fn start(ns: &Netns, addr: SocketAddr) -> Result<Self> {
-        let socket = inside(ns, || UdpSocket::bind(addr)).with_context(|| format!("binding udp {addr}"))?;
+        let socket = bound(ns, addr, UdpSocket::bind).with_context(|| format!("binding udp {addr}"))?;
         socket.set_nonblocking(true)?;
         setsockopt(&socket, sockopt::RcvBufForce, &(8 * 1024 * 1024))?;
         let addr = socket.local_addr()?;

@@ -444,3 +444,21 @@ fn what_a_killed_test_process_left_is_swept_by_the_next() -> Result<()> {
     assert!(!left.iter().any(|p| p == ns || *p == Path::new(&others[0])), "{left:?}");
     Ok(())
 }
+
+/// A server of a test was ended and the next could not have its address: a process forked meanwhile held it.
+#[test]
+fn an_address_a_dying_process_still_holds_is_waited_for() -> Result<()> {
+    let ns = Ns::new("held")?;
+    let to = at(std::net::Ipv4Addr::LOCALHOST.into(), 8_080);
+    let (tcp, udp) = (TcpServer::start(&ns, to, Mode::Echo)?, EchoServer::start(&ns, to)?);
+    let (_never_sent, wait) = std::sync::mpsc::channel::<()>();
+    let ends = std::thread::spawn(move || {
+        let _ = wait.recv_timeout(SECOND / 2);
+        drop((tcp, udp));
+    });
+    let _next = (TcpServer::start(&ns, to, Mode::Echo)?, EchoServer::start(&ns, to)?);
+    ends.join().unwrap();
+    let taken = TcpServer::start(&ns, to, Mode::Echo).unwrap_err();
+    assert!(format!("{taken:#}").contains("Address already in use"), "{taken:#}");
+    Ok(())
+}
