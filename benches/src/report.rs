@@ -7,7 +7,11 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 /// Unit of what is counted, not timed: the same everywhere with the same compiler and kernel.
-pub const COUNTED: &str = "instructions";
+pub const INSTRUCTIONS: &str = "instructions";
+/// Another such unit.
+pub const STATES: &str = "states";
+/// Units that are compared as they are.
+pub const COUNTED: [&str; 2] = [INSTRUCTIONS, STATES];
 
 /// One measured thing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -124,7 +128,7 @@ impl Report {
                 out.push(format!("{} {}: not recorded", m.bench, m.measure));
                 continue;
             };
-            if m.unit == COUNTED && (m.ours / old.ours - 1.0).abs() > tolerance {
+            if COUNTED.contains(&m.unit.as_str()) && (m.ours / old.ours - 1.0).abs() > tolerance {
                 out.push(format!("{} {}: {} was {}", m.bench, m.measure, short(m.ours), short(old.ours)));
             }
             let (Some(now), Some(then)) = (m.ratio, old.ratio) else { continue };
@@ -205,7 +209,7 @@ mod tests {
     #[test]
     fn what_is_counted_is_compared_without_a_peer() {
         let counted = |ours: f64| Report {
-            measures: vec![Measure { unit: COUNTED.into(), ours, ratio: None, peer: None, ..measure(0.5) }],
+            measures: vec![Measure { unit: INSTRUCTIONS.into(), ours, ratio: None, peer: None, ..measure(0.5) }],
             ..Report::default()
         };
         assert!(counted(110.0).strays(&counted(100.0), 0.2).is_empty());

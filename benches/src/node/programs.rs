@@ -6,7 +6,7 @@ use flowloom_tests_netns::stats;
 use super::Effort;
 use crate::measure::{Goal, against, alone};
 use crate::programs::{Hook, LIFE, Scale, World};
-use crate::report::{COUNTED, Measure};
+use crate::report::{INSTRUCTIONS, Measure, STATES};
 
 const BENCH: &str = "node: programs alone";
 /// Runs of one packet that the kernel averages.
@@ -102,14 +102,21 @@ pub(super) fn programs(effort: Effort) -> Result<Vec<Measure>> {
             BENCH,
             &format!("{}, walked by the verifier", cost.name),
             &[cost.verified.into()],
-            COUNTED,
+            INSTRUCTIONS,
+            None,
+        ));
+        measures.push(alone(
+            BENCH,
+            &format!("{}, states the verifier kept", cost.name),
+            &[cost.states.into()],
+            STATES,
             None,
         ));
         measures.push(alone(
             BENCH,
             &format!("{}, loaded", cost.name),
             &[cost.instructions.into()],
-            COUNTED,
+            INSTRUCTIONS,
             None,
         ));
     }

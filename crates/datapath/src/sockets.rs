@@ -68,12 +68,14 @@ impl SocketHook {
     }
 
     /// The hook whose link has this pin.
-    pub(crate) fn from_name(name: &str) -> Option<Self> {
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|h| h.name() == name)
     }
 
     /// `BPF_CGROUP_*`.
-    const fn attach_type(self) -> u32 {
+    #[must_use]
+    pub const fn attach_type(self) -> u32 {
         match self {
             Self::Connect4 => 10,
             Self::Connect6 => 11,

@@ -1,8 +1,11 @@
 //! What each program costs: instructions and verifier work from the kernel, stack from the object.
 
 use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+use flowloom_datapath::SocketHook;
+use flowloom_datapath::sys::{Insn, prog_statistics};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget, SymbolKind};
 
 use crate::programs::{PROGRAMS, Programs, SOCKET_PROGRAMS};
@@ -41,6 +44,8 @@ pub struct Cost {
     pub instructions: u32,
     /// Instructions that the verifier walked.
     pub verified: u32,
+    /// States that the verifier kept, over all of that walk.
+    pub states: u32,
     /// Bytes of machine code.
     pub machine_code: u32,
     /// Bytes of stack of the deepest chain of calls.
@@ -54,17 +59,23 @@ pub struct Cost {
 pub fn measure() -> Result<Vec<Cost>> {
     let stacks = Stacks::of(flowloom_bpf_object::object()?)?;
     let mut programs = Programs::load(false)?;
+    let states = states(&programs)?;
     PROGRAMS
         .iter()
         .chain(&SOCKET_PROGRAMS)
         .map(|name| {
             let info = programs.info(name)?;
+            let verified = info
+                .verified_instruction_count()
+                .context("this kernel does not count verified instructions")?;
+            let (walked, states) =
+                states.get(*name).copied().with_context(|| format!("{name}: no states"))?;
+            ensure!(walked == verified, "{name}: walked {walked} instructions alone, {verified} when loaded");
             Ok(Cost {
                 name: (*name).to_owned(),
                 instructions: info.size_translated().unwrap_or(0) / 8,
-                verified: info
-                    .verified_instruction_count()
-                    .context("this kernel does not count verified instructions")?,
+                verified,
+                states,
                 machine_code: info.size_jitted(),
                 stack: stacks.of_program(name)?,
             })
@@ -72,17 +83,75 @@ pub fn measure() -> Result<Vec<Cost>> {
         .collect()
 }
 
+/// `BPF_PROG_TYPE_SCHED_CLS`.
+const CLASSIFIER: u32 = 3;
+/// `BPF_PROG_TYPE_CGROUP_SOCK_ADDR`.
+const SOCKET_ADDRESS: u32 = 18;
+
+/// Instructions walked and states kept, per program. Only its log tells them, and the loader keeps none of a program that is taken: each is loaded once more.
+fn states(loaded: &Programs) -> Result<BTreeMap<String, (u32, u32)>> {
+    let mut object = aya_obj::Object::parse(flowloom_bpf_object::object()?)?;
+    let declared = object.maps.clone();
+    let maps = loaded.ebpf.maps().map(|(name, map)| {
+        let fd = map_fd(map).with_context(|| format!("{name}: a kind of map that no program has yet"))?;
+        Ok((name, fd, declared.get(name).with_context(|| format!("{name} is not in the object"))?))
+    });
+    let maps = maps.collect::<Result<Vec<_>>>()?;
+    let text = object.functions.keys().map(|(section, _)| *section).collect();
+    object.relocate_maps(maps.into_iter(), &text)?;
+    object.relocate_calls(&text)?;
+    let mut states = BTreeMap::new();
+    for (name, program) in &object.programs {
+        let function = &object.functions[&program.function_key()];
+        let insns: Vec<Insn> = function
+            .instructions
+            .iter()
+            .map(|i| Insn { code: i.code, regs: i.src_reg() << 4 | i.dst_reg(), off: i.off, imm: i.imm })
+            .collect();
+        let (kind, attach) = match SocketHook::from_name(name) {
+            Some(hook) => (SOCKET_ADDRESS, hook.attach_type()),
+            None => (CLASSIFIER, 0),
+        };
+        let log = prog_statistics(kind, attach, &insns).with_context(|| format!("verifying {name}"))?;
+        let told =
+            |word: &str| log.split_once(word).and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
+        let (Some(walked), Some(total)) = (told("processed "), told("total_states ")) else {
+            bail!("{name}: the verifier tells no states: {log}");
+        };
+        states.insert(name.clone(), (walked, total));
+    }
+    Ok(states)
+}
+
+fn map_fd(map: &aya::maps::Map) -> Option<i32> {
+    use aya::maps::Map;
+    let data = match map {
+        Map::Array(d)
+        | Map::PerCpuArray(d)
+        | Map::HashMap(d)
+        | Map::LruHashMap(d)
+        | Map::PerCpuHashMap(d)
+        | Map::PerCpuLruHashMap(d)
+        | Map::LpmTrie(d)
+        | Map::HashOfMaps(d)
+        | Map::ArrayOfMaps(d)
+        | Map::RingBuf(d) => d,
+        _ => return None,
+    };
+    Some(data.fd().as_fd().as_raw_fd())
+}
+
 /// A table for people.
 #[must_use]
 pub fn table(costs: &[Cost]) -> String {
     let mut text = format!(
-        "{:<14} {:>12} {:>10} {:>13} {:>6}\n",
-        "program", "instructions", "verified", "machine code", "stack"
+        "{:<14} {:>12} {:>10} {:>7} {:>13} {:>6}\n",
+        "program", "instructions", "verified", "states", "machine code", "stack"
     );
     for c in costs {
         text.push_str(&format!(
-            "{:<14} {:>12} {:>10} {:>13} {:>6}\n",
-            c.name, c.instructions, c.verified, c.machine_code, c.stack
+            "{:<14} {:>12} {:>10} {:>7} {:>13} {:>6}\n",
+            c.name, c.instructions, c.verified, c.states, c.machine_code, c.stack
         ));
     }
     text

@@ -8,5 +8,8 @@ fn every_program_keeps_within_half_of_the_verifiers_limit() {
     println!("{}", stats::table(&costs));
     stats::check(&costs).expect("budget");
     let main = costs.iter().find(|c| c.name == "from_endpoint").expect("from_endpoint");
-    assert!(main.instructions > 1000 && main.verified > 1000 && main.stack > 64, "not measured: {main:?}");
+    assert!(
+        main.instructions > 1000 && main.verified > 1000 && main.states > 100 && main.stack > 64,
+        "not measured: {main:?}"
+    );
 }

@@ -18,7 +18,8 @@ pub use link::{
 };
 pub use map::{Map, MapFacts, PerCpuMap, Plain, map_by_id, map_create, map_facts, map_memory, possible_cpus};
 pub use prog::{
-    Insn, ProgFacts, RunContext, RunResult, prog_by_id, prog_facts, prog_load, test_run, test_run_syscall,
+    Insn, ProgFacts, RunContext, RunResult, prog_by_id, prog_facts, prog_load, prog_statistics, test_run,
+    test_run_syscall,
 };
 
 /// Gives memory back to the kernel that the allocator keeps and nobody uses: for a quiet moment after work that needed much more than

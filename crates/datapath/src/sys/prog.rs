@@ -90,6 +90,8 @@ struct LoadAttr {
     kern_version: u32,
     prog_flags: u32,
     name: [u8; 16],
+    ifindex: u32,
+    expected_attach_type: u32,
 }
 
 /// `BPF_PROG_TYPE_SYSCALL`.
@@ -102,26 +104,43 @@ const SLEEPABLE: u32 = 1 << 4;
 /// # Errors
 /// When the verifier refuses; the message carries its log.
 pub fn prog_load(name: &str, insns: &[Insn]) -> io::Result<OwnedFd> {
-    let mut log = vec![0u8; 16 * 1024];
-    let mut attr = LoadAttr {
+    let attr = LoadAttr {
         kind: KIND_SYSCALL,
-        insn_cnt: insns.len() as u32,
-        insns: insns.as_ptr() as u64,
-        license: c"GPL".as_ptr() as u64,
         log_level: 1,
-        log_size: log.len() as u32,
-        log_buf: log.as_mut_ptr() as u64,
         prog_flags: SLEEPABLE,
         name: object_name(name),
         ..LoadAttr::default()
     };
+    load(attr, insns).map(|(fd, _)| fd)
+}
+
+/// `BPF_LOG_STATS`.
+const LOG_STATS: u32 = 4;
+
+/// What the verifier says of a program that it takes: its statistics, a line of text. The program is dropped.
+///
+/// # Errors
+/// When the verifier refuses.
+pub fn prog_statistics(kind: u32, expected_attach_type: u32, insns: &[Insn]) -> io::Result<String> {
+    load(LoadAttr { kind, expected_attach_type, log_level: LOG_STATS, ..LoadAttr::default() }, insns)
+        .map(|(_, log)| log)
+}
+
+/// The program, and the verifier's log.
+fn load(mut attr: LoadAttr, insns: &[Insn]) -> io::Result<(OwnedFd, String)> {
+    let mut log = vec![0u8; 16 * 1024];
+    attr.insn_cnt = insns.len() as u32;
+    attr.insns = insns.as_ptr() as u64;
+    attr.license = c"GPL".as_ptr() as u64;
+    attr.log_size = log.len() as u32;
+    attr.log_buf = log.as_mut_ptr() as u64;
     // SAFETY: instructions, licence and log buffer live over the call and have the lengths given.
-    match unsafe { bpf(Command::ProgLoad, &mut attr) } {
-        Ok(fd) => owned(fd),
-        Err(e) => {
-            let end = log.iter().position(|b| *b == 0).unwrap_or(0);
-            Err(io::Error::new(e.kind(), format!("{e}: {}", String::from_utf8_lossy(&log[..end]))))
-        }
+    let loaded = unsafe { bpf(Command::ProgLoad, &mut attr) };
+    let end = log.iter().position(|b| *b == 0).unwrap_or(0);
+    let log = String::from_utf8_lossy(&log[..end]).into_owned();
+    match loaded {
+        Ok(fd) => Ok((owned(fd)?, log)),
+        Err(e) => Err(io::Error::new(e.kind(), format!("{e}: {log}"))),
     }
 }
 
