@@ -18,10 +18,10 @@ use crate::{
     ObjectName, Pod, Translator,
 };
 
-/// How long a burst is gathered: while the update before is younger than [`CALM`]. A change in a calm hour goes out at once.
-const GATHER: Duration = Duration::from_millis(4);
-/// No update for so long: whatever comes is no burst yet.
-const CALM: Duration = Duration::from_millis(30);
+/// In the long run one update per this long: a burst is gathered, and what it costs is bounded.
+const PACE: Duration = Duration::from_millis(5);
+/// Updates that go out at once before that holds, after as much calm.
+const AHEAD: u32 = 16;
 
 /// What changed.
 #[derive(Debug)]
@@ -96,6 +96,26 @@ type Word = (&'static str, Instant, Said);
 
 type Change = Box<dyn FnOnce(&mut Translator) + Send>;
 
+/// When updates may go out.
+#[derive(Debug)]
+struct Pace {
+    /// The next one not before.
+    opens: Instant,
+}
+
+impl Pace {
+    fn new(now: Instant) -> Self {
+        Self { opens: now }
+    }
+
+    /// One went out.
+    fn went(&mut self, now: Instant) {
+        // Calm that is longer than this counts for no more.
+        let earliest = now.checked_sub(PACE * AHEAD).unwrap_or(now);
+        self.opens = self.opens.max(earliest) + PACE;
+    }
+}
+
 /// Where Pods of other nodes come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peers {
@@ -136,13 +156,13 @@ pub async fn run_with(
     follow_kind::<EndpointSlice>(&mut tasks, &client, &sender);
     follow_kind::<NetworkPolicy>(&mut tasks, &client, &sender);
     drop(sender);
-    let (mut delivered, mut heard): (Option<Instant>, Option<Instant>) = (None, None);
+    let mut pace = Pace::new(Instant::now());
+    let mut heard: Option<Instant> = None;
     while let Some(first) = said.recv().await {
         let at = first.1;
         let mut changed = take(first, &mut translator, &status);
-        let until = Instant::now() + GATHER;
-        if delivered.is_some_and(|at| at.elapsed() < CALM) {
-            while changed && let Ok(Some(next)) = timeout_at(until, said.recv()).await {
+        if changed && Instant::now() < pace.opens {
+            while let Ok(Some(next)) = timeout_at(pace.opens, said.recv()).await {
                 take(next, &mut translator, &status);
             }
         }
@@ -168,7 +188,7 @@ pub async fn run_with(
         if !deliver(update) {
             return;
         }
-        delivered = Some(Instant::now());
+        pace.went(Instant::now());
     }
 }
 
@@ -302,4 +322,43 @@ fn follow_kind<T: Held>(
         };
         follow::<T>(&client, &selection, jitter, tell).await;
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many updates changes make that come at these times, and the longest that one of them waits.
+    fn paced(changes: impl Iterator<Item = Duration>) -> (u32, Duration) {
+        let start = Instant::now() + Duration::from_secs(3600);
+        let mut pace = Pace::new(start);
+        let (mut updates, mut longest, mut covered) = (0, Duration::ZERO, start);
+        for at in changes.map(|after| start + after) {
+            // The update before went out after this change came, and has it.
+            if updates > 0 && at <= covered {
+                continue;
+            }
+            covered = at.max(pace.opens);
+            pace.went(covered);
+            (updates, longest) = (updates + 1, longest.max(covered - at));
+        }
+        (updates, longest)
+    }
+
+    const CALM: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_lone_change_waits_for_nothing_and_a_burst_is_few_updates() {
+        let every = |gap: Duration, n: u32| (0..n).map(move |i| CALM + gap * i);
+        let (updates, longest) = paced(every(Duration::from_millis(5), 1000));
+        assert_eq!((updates, longest), (1000, Duration::ZERO), "200 changes a second go out one by one");
+        let (updates, longest) = paced(every(Duration::from_micros(100), 10_000));
+        assert!(updates <= 16 + 200 + 1, "{updates} updates in a second");
+        assert!(longest <= PACE, "{longest:?}");
+        // Some changes that follow each other closely are no burst yet.
+        assert_eq!(paced(every(Duration::from_millis(1), 16)), (16, Duration::ZERO));
+        let after_calm = every(Duration::from_millis(1), 16)
+            .chain(every(Duration::from_millis(1), 16).map(|at| at + CALM));
+        assert_eq!(paced(after_calm), (32, Duration::ZERO));
+    }
 }
