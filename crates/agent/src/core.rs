@@ -223,6 +223,8 @@ pub(crate) struct Core {
     pub(crate) compiled: Vec<flowloom_compiler::Condition>,
     /// Why an endpoint is not wired.
     pub(crate) wiring_errors: BTreeMap<EndpointKey, String>,
+    /// Health-check ports that others have.
+    pub(crate) unserved: Vec<crate::health::Unserved>,
     /// Devices with programs on them.
     pub(crate) attached: BTreeMap<EndpointKey, DeviceInfo>,
     /// How each of them was wired when it was last looked at.
@@ -343,6 +345,7 @@ impl Core {
             refused: None,
             compiled: Vec::new(),
             wiring_errors: BTreeMap::new(),
+            unserved: Vec::new(),
             attached: BTreeMap::new(),
             wired_as: BTreeMap::new(),
             unsettled: BTreeSet::new(),

@@ -13,7 +13,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use flowloom_model::{ServiceName, Timestamp};
+use flowloom_model::{ServiceName, Timestamp, VpcName};
 use flowloom_serve::{Limits, listen, serve_tcp, with_fallbacks};
 use serde_json::json;
 use tokio::sync::watch;
@@ -35,12 +35,23 @@ const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-we
 /// A Service's local backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Check {
+    /// Full name of the Service.
+    service: String,
     namespace: String,
     name: String,
     local: usize,
 }
 
 type Checks = BTreeMap<u16, Check>;
+
+/// A health-check port that another process has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unserved {
+    /// Full name of the Service.
+    pub(crate) service: String,
+    /// For people.
+    pub(crate) message: String,
+}
 
 impl Core {
     /// Whether the maps hold what they are to hold. An object that is refused alone changes nothing here.
@@ -50,9 +61,10 @@ impl Core {
 
     /// What each health-check port answers, of the plan in force.
     fn checks(&self) -> Checks {
-        let check = |(_, name, port, local): (_, &ServiceName, u16, usize)| {
+        let check = |(vpc, name, port, local): (&VpcName, &ServiceName, u16, usize)| {
+            let service = format!("{vpc}/{name}");
             let (namespace, name) = name.as_str().split_once('.').unwrap_or(("", name.as_str()));
-            (port, Check { namespace: namespace.to_owned(), name: name.to_owned(), local })
+            (port, Check { service, namespace: namespace.to_owned(), name: name.to_owned(), local })
         };
         self.plan.services.health_checks().map(check).collect()
     }
@@ -135,7 +147,7 @@ fn check_router(node: Node, check: watch::Receiver<Check>) -> Router {
         let (node, check) = (node.clone(), check.clone());
         async move {
             let well = node.standing().await.well;
-            let Check { namespace, name, local } = check.borrow().clone();
+            let Check { namespace, name, local, .. } = check.borrow().clone();
             let service = json!({ "namespace": namespace, "name": name });
             let body = json!({ "service": service, "localEndpoints": local, "serviceProxyHealthy": well });
             answer(well && local > 0, Some(local), &body)
@@ -192,7 +204,8 @@ async fn keep(key: &'static str, at: SocketAddr, router: Router, mut stop: watch
 async fn follow(core: Handle, node: Node, mut stop: watch::Receiver<bool>) {
     let mut passes = core.passes();
     let mut ports: BTreeMap<u16, Port> = BTreeMap::new();
-    let mut refused: BTreeMap<u16, Instant> = BTreeMap::new();
+    let mut refused: BTreeMap<u16, (Instant, Unserved)> = BTreeMap::new();
+    let mut told = Vec::new();
     loop {
         passes.borrow_and_update();
         // A core that is gone has nothing to say any more.
@@ -208,20 +221,28 @@ async fn follow(core: Handle, node: Node, mut stop: watch::Receiver<bool>) {
                 });
                 continue;
             }
-            if refused.get(&number).is_some_and(|at| at.elapsed() < AGAIN) {
+            if refused.get(&number).is_some_and(|(at, _)| at.elapsed() < AGAIN) {
                 continue;
             }
+            let service = check.service.clone();
             match open(number, check, &node) {
                 Ok(port) => {
                     refused.remove(&number);
                     ports.insert(number, port);
                 }
                 Err(e) => {
-                    if refused.insert(number, Instant::now()).is_none() {
+                    let message = format!("health-check port {number} is not served until it is free: {e}");
+                    let unserved = Unserved { service, message };
+                    if refused.insert(number, (Instant::now(), unserved)).is_none() {
                         tracing::error!(error = %e, "a Service's health-check port is not served: another process has it");
                     }
                 }
             }
+        }
+        let unserved: Vec<Unserved> = refused.values().map(|(_, unserved)| unserved.clone()).collect();
+        if unserved != told {
+            told.clone_from(&unserved);
+            core.tell(|core| core.unserved = unserved);
         }
         let again = if refused.is_empty() { Duration::from_secs(3600) } else { AGAIN };
         tokio::select! {

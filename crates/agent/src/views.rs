@@ -209,6 +209,12 @@ impl Core {
                 message: message.clone(),
             });
         }
+        list.extend(self.unserved.iter().map(|u| Complaint {
+            kind: "service".into(),
+            name: u.service.clone(),
+            reason: "HealthCheckPortTaken".into(),
+            message: u.message.clone(),
+        }));
         list
     }
 

@@ -29,7 +29,7 @@ pub(crate) struct Running {
     pub(crate) dir: tempfile::TempDir,
     thread: Option<std::thread::JoinHandle<()>>,
     stop: watch::Sender<bool>,
-    _runtime: Runtime,
+    runtime: Runtime,
 }
 
 impl Running {
@@ -57,7 +57,12 @@ impl Running {
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let (stop, stopped) = watch::channel(false);
         serve(&runtime, dir.path(), config, handle.clone(), stopped);
-        Self { core: handle, dir, thread: Some(thread), stop, _runtime: runtime }
+        Self { core: handle, dir, thread: Some(thread), stop, runtime }
+    }
+
+    /// Runs `f` on the core's thread.
+    pub(crate) fn ask<T: Send + 'static>(&self, f: impl FnOnce(&mut Core) -> T + Send + 'static) -> T {
+        self.runtime.block_on(self.core.ask(f)).unwrap()
     }
 }
 
