@@ -200,7 +200,8 @@ fn a_health_check_port_that_another_process_has_is_served_once_it_is_free() {
     // The others are not held up.
     eventually("200", || ask("127.0.0.1", served.health, "/healthz").filter(|(status, ..)| *status == 200));
     let told = || served.running.ask(|core| core.complaints());
-    let complaint = eventually("a condition", || told().into_iter().find(|c| c.reason == "HealthCheckPortTaken"));
+    let complaint =
+        eventually("a condition", || told().into_iter().find(|c| c.reason == "HealthCheckPortTaken"));
     assert_eq!((complaint.kind.as_str(), complaint.name.as_str()), ("service", "default/shop.front"));
     assert!(complaint.message.contains(&port.to_string()), "{complaint:?}");
     drop(taken);
