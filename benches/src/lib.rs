@@ -7,5 +7,6 @@ pub mod node;
 pub mod peers;
 pub mod programs;
 pub mod report;
+pub mod services;
 pub mod stats;
 pub mod traffic;

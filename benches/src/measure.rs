@@ -59,6 +59,7 @@ pub fn against(
         interval: ratio.map(|r| [r.low, r.high]),
         goal: goal.map(|g| format!("ratio {}", g.text())),
         met: ratio.and_then(|r| goal.map(|g| g.met(r.value))),
+        left_out: None,
     }
 }
 
@@ -77,6 +78,7 @@ pub fn alone(bench: &str, measure: &str, samples: &[f64], unit: &str, goal: Opti
         interval: Some([median.low, median.high]),
         goal: goal.map(|g| format!("{} {unit}", g.text())),
         met: goal.map(|g| g.met(median.value)),
+        left_out: None,
     }
 }
 

@@ -36,6 +36,9 @@ pub struct Measure {
     pub goal: Option<String>,
     /// Whether it was met.
     pub met: Option<bool>,
+    /// Why the peer is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<String>,
 }
 
 /// All measures of a machine.
@@ -83,9 +86,10 @@ impl Report {
         for m in &self.measures {
             let interval =
                 m.interval.map_or_else(String::new, |[l, h]| format!(" ({}..{})", short(l), short(h)));
-            let (ratio, ours_interval) = match m.ratio {
-                Some(r) => (format!("{}{interval}", short(r)), String::new()),
-                None => ("-".to_owned(), interval),
+            let (ratio, ours_interval) = match (m.ratio, &m.left_out) {
+                (Some(r), _) => (format!("{}{interval}", short(r)), String::new()),
+                (None, Some(reason)) => (format!("left out: {reason}"), interval),
+                (None, None) => ("-".to_owned(), interval),
             };
             let _ = writeln!(
                 out,
@@ -181,6 +185,7 @@ mod tests {
             interval: Some([ratio - 0.05, ratio + 0.05]),
             goal: None,
             met: Some(true),
+            left_out: None,
         }
     }
 
@@ -209,11 +214,35 @@ mod tests {
     #[test]
     fn what_is_counted_is_compared_without_a_peer() {
         let counted = |ours: f64| Report {
-            measures: vec![Measure { unit: INSTRUCTIONS.into(), ours, ratio: None, peer: None, ..measure(0.5) }],
+            measures: vec![Measure {
+                unit: INSTRUCTIONS.into(),
+                ours,
+                ratio: None,
+                peer: None,
+                ..measure(0.5)
+            }],
             ..Report::default()
         };
         assert!(counted(110.0).strays(&counted(100.0), 0.2).is_empty());
         assert_eq!(counted(130.0).strays(&counted(100.0), 0.2).len(), 1);
+    }
+
+    #[test]
+    fn a_peer_that_is_not_there_is_told_with_the_reason() {
+        let absent = Measure {
+            ratio: None,
+            peer_value: None,
+            met: None,
+            left_out: Some("not built".into()),
+            ..measure(0.5)
+        };
+        let report = Report { measures: vec![absent], ..Report::default() };
+        assert!(report.page().contains("| left out: not built |"), "{}", report.page());
+        let text = serde_json::to_string(&report).unwrap();
+        assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
+        // Neither one that moved nor one that is no longer measured.
+        let recorded = Report { measures: vec![measure(0.5)], ..Report::default() };
+        assert_eq!(report.strays(&recorded, 0.2), Vec::<String>::new());
     }
 
     #[test]

@@ -157,12 +157,12 @@ fn ask(load: Load, address: SocketAddr, end: Instant, operations: &AtomicU64) ->
     Ok(())
 }
 
-fn reset_on_close(stream: &TcpStream) {
+pub(crate) fn reset_on_close(stream: &TcpStream) {
     let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
     let _ = nix::sys::socket::setsockopt(stream, nix::sys::socket::sockopt::Linger, &linger);
 }
 
-fn pin(cpu: usize) {
+pub(crate) fn pin(cpu: usize) {
     let mut set = nix::sched::CpuSet::new();
     // On a machine with one processor both ends share it.
     if set.set(cpu).is_ok() {
@@ -171,7 +171,7 @@ fn pin(cpu: usize) {
 }
 
 /// CPU nanoseconds of this thread (schedstat; up to a tick behind, which a run of a second does not feel).
-fn thread_cpu() -> u64 {
+pub(crate) fn thread_cpu() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().next().and_then(|t| t.parse().ok()).unwrap_or(0)
 }

@@ -28,7 +28,7 @@ pub(crate) struct DemoArgs {
 
 #[derive(clap::Args)]
 pub(crate) struct BenchArgs {
-    /// Which benchmark: node, k8s.
+    /// Which benchmark: node, k8s, services.
     name: String,
     /// Run short and compare with the record; a ratio that moved more than 20 % fails.
     #[arg(long)]

@@ -1,7 +1,7 @@
 //! `bench k8s`: what a large cluster costs one node's agent. The API server is one in memory, its objects are made up; agent, kernel and
 //! maps are real.
 
-mod server;
+pub(crate) mod server;
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -211,7 +211,7 @@ fn memory_goal(size: Size) -> Option<Goal> {
 }
 
 /// A line of `/proc/PID/status`, MiB.
-fn resident(pid: u32, line: &str) -> Result<f64> {
+pub(crate) fn resident(pid: u32, line: &str) -> Result<f64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let kib = text.lines().find_map(|l| l.strip_prefix(line)).context("no such line")?;
     Ok(kib.trim().trim_end_matches(" kB").parse::<f64>()? / 1024.0)

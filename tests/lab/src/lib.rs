@@ -40,4 +40,5 @@ pub use options::{Cni, Families, Options, Proxy, Routes};
 pub use paths::{own_bin_dir, programs};
 pub use programs::{build as build_programs, check as check_programs};
 pub use report::Record;
+pub use services::kube_proxy_config;
 pub use supervisor::State;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::addresses::{self, DNS_SERVICE, POD_CIDRS, SERVICE_CIDRS, list};
 use crate::files::write_whole;
@@ -198,15 +198,8 @@ impl Context<'_> {
 
     pub(crate) fn kube_proxy(&self, member: &Member) -> Result<Service> {
         let config = member.dir.join("kube-proxy.yaml");
-        let text = json!({
-            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
-            "mode": "nftables",
-            "hostnameOverride": member.name,
-            "clientConnection": {"kubeconfig": self.kubeconfig("kube-proxy")},
-            "clusterCIDR": list(self.options.families, POD_CIDRS),
-            // The table's size is machine-wide and not a namespace's to set: leave all of it alone.
-            "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-        });
+        let cidrs = list(self.options.families, POD_CIDRS);
+        let text = kube_proxy_config(&member.name, &self.kubeconfig("kube-proxy"), &cidrs);
         write_whole(&config, &serde_json::to_string_pretty(&text)?)?;
         Ok(service(
             member,
@@ -233,6 +226,20 @@ impl Context<'_> {
             ..service(member, "flowloom-controller", "", &[])
         }
     }
+}
+
+/// What kube-proxy is told: nftables mode, and what a namespace's own needs.
+#[must_use]
+pub fn kube_proxy_config(node: &str, kubeconfig: &str, pod_cidrs: &str) -> Value {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "hostnameOverride": node,
+        "clientConnection": {"kubeconfig": kubeconfig},
+        "clusterCIDR": pod_cidrs,
+        // The table's size is machine-wide and not a namespace's to set: leave all of it alone.
+        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+    })
 }
 
 /// Three zones, as far as there are nodes: what upstream's tests of traffic between zones ask for.

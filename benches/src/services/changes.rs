@@ -1,0 +1,49 @@
+//! One Service comes on top of the others and goes again.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::connect::{until_all_answer, until_silent};
+use super::objects;
+use super::side::{PATIENCE, Side};
+
+/// Milliseconds.
+#[derive(Default)]
+pub(super) struct Times {
+    pub(super) comes: Vec<f64>,
+    pub(super) goes: Vec<f64>,
+}
+
+/// kube-proxy waits for a second between two runs: a change that comes earlier would measure that.
+const QUIET: Duration = Duration::from_millis(1200);
+
+/// From the API server's word until a connection says so.
+pub(super) fn one(side: &Side, times: &mut Times) -> Result<()> {
+    let at = side.services;
+    let vip = objects::vip(at);
+    quiet();
+    times.comes.push(side.inside(|| {
+        let begin = Instant::now();
+        objects::add(&side.server, at);
+        until_all_answer(&[vip], PATIENCE)?;
+        Ok(millis(begin.elapsed()))
+    })?);
+    quiet();
+    times.goes.push(side.inside(|| {
+        let begin = Instant::now();
+        objects::remove(&side.server, at);
+        Ok(millis(until_silent(vip, PATIENCE)?.saturating_duration_since(begin)))
+    })?);
+    objects::forget(&side.server, at);
+    Ok(())
+}
+
+fn millis(d: Duration) -> f64 {
+    d.as_secs_f64() * 1e3
+}
+
+#[expect(clippy::disallowed_methods, reason = "what is measured begins after a time without changes")]
+fn quiet() {
+    std::thread::sleep(QUIET);
+}
