@@ -79,7 +79,7 @@ impl Report {
     pub fn page(&self) -> String {
         let mut out = format!(
             "# Benchmarks\n\nWritten by `cargo xtask bench` from [benchmarks.json](benchmarks.json); do not edit. Kernel {}, {} processors, shared: read the ratios.\n\
-             Medians of interleaved runs; the ratio is the median of pairwise ratios, ours over the peer's, with its interval.\n\n\
+             Medians of interleaved runs; the ratio is the median of pairwise ratios, ours over the peer's, with its interval. What each bench does: [CONTRIBUTING.md](../CONTRIBUTING.md#benchmarks).\n\n\
              | bench | measure | ours | peer | peer's | ratio | goal | met |\n|---|---|---|---|---|---|---|---|\n",
             self.kernel, self.cpus
         );

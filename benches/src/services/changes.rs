@@ -35,7 +35,6 @@ pub(super) fn one(side: &Side, times: &mut Times) -> Result<()> {
         objects::remove(&side.server, at);
         Ok(millis(until_silent(vip, PATIENCE)?.saturating_duration_since(begin)))
     })?);
-    objects::forget(&side.server, at);
     Ok(())
 }
 

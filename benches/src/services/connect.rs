@@ -135,6 +135,25 @@ pub(super) fn until_all_answer(all: &[SocketAddr], patience: Duration) -> Result
     Ok(())
 }
 
+/// Where a connection to `to` really leads: `getpeername` would tell what was asked for. Called as the client.
+pub(super) fn destination(to: SocketAddr) -> Result<SocketAddr> {
+    let stream = TcpStream::connect_timeout(&to, CONNECT).context("connect")?;
+    let port = stream.local_addr()?.port();
+    let table = std::fs::read_to_string("/proc/thread-self/net/tcp")?;
+    remote(&table, port).with_context(|| format!("the kernel's table has no connection from port {port}"))
+}
+
+/// The remote end of the connection from a local port, in `/proc/net/tcp`.
+fn remote(table: &str, port: u16) -> Option<SocketAddr> {
+    let local = format!(":{port:04X}");
+    let line = table.lines().map(|l| l.split_whitespace().collect::<Vec<_>>());
+    let mut open = line.filter(|f| f.get(1).is_some_and(|l| l.ends_with(&local)) && f.get(3) == Some(&"01"));
+    let (ip, port) = open.next()?.get(2)?.split_once(':')?;
+    // The address as the kernel has it in memory.
+    let ip = u32::from_str_radix(ip, 16).ok()?.to_ne_bytes();
+    Some((ip, u16::from_str_radix(port, 16).ok()?).into())
+}
+
 /// When the first attempt began that nobody answered; called as the client.
 pub(super) fn until_silent(to: SocketAddr, patience: Duration) -> Result<Instant> {
     let begin = Instant::now();
@@ -153,6 +172,14 @@ pub(super) fn until_silent(to: SocketAddr, patience: Duration) -> Result<Instant
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_remote_end_is_read_from_the_kernels_table() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        assert_eq!(destination(to).unwrap(), to);
+        assert_eq!(remote("", 1), None);
+    }
 
     #[test]
     fn connections_are_counted_and_an_end_is_noticed() {

@@ -86,7 +86,7 @@ fn known(effort: Effort, group: &Group, services: usize) -> Result<Vec<Measure>>
         starts(&mut table, effort, &mut ours, proxy.as_mut())?;
         changes(&mut table, effort, &ours.side, proxy.as_ref().map(|p| &p.side))?;
         let memory = ours.memory()?;
-        let theirs = proxy.as_mut().map(Proxy::memory).transpose()?;
+        let theirs = proxy.as_ref().map(Proxy::memory).transpose()?;
         let goal = (services == 10_000).then_some(Goal::AtMost(0.3));
         table.row("memory, resident when settled", "MiB", &[memory], theirs.as_slice(), goal);
     }

@@ -88,28 +88,24 @@ pub(super) fn fill(server: &Server, node: Ipv4Addr, services: usize) {
     let live = live(services);
     for at in 0..services {
         if live.contains(&at) {
-            add(server, at);
+            server.put(SLICES, slice(at, BACKENDS, "n1"));
         } else {
             server.put(SLICES, slice(at, far(at), "n2"));
-            server.put(SERVICES, service(at));
         }
+        server.put(SERVICES, service(at));
     }
+    // Of the Service that comes and goes: one object changes at a time.
+    server.put(SLICES, slice(services, BACKENDS, "n1"));
 }
 
-/// A Service that answers.
+/// One more Service that answers.
 pub(super) fn add(server: &Server, at: usize) {
-    server.put(SLICES, slice(at, BACKENDS, "n1"));
     server.put(SERVICES, service(at));
 }
 
-/// And gone; its slice first, as its last change would otherwise come after what is measured.
+/// And gone.
 pub(super) fn remove(server: &Server, at: usize) {
     server.remove(SERVICES, service(at));
-}
-
-/// What is left of it.
-pub(super) fn forget(server: &Server, at: usize) {
-    server.remove(SLICES, slice(at, BACKENDS, "n1"));
 }
 
 #[cfg(test)]

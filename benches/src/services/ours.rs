@@ -3,14 +3,14 @@
 use std::net::TcpListener;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use flowloom_testkit::{TempDir, temp_dir};
 use flowloom_tests_e2e::{Agent, Document, Lab};
 use serde_json::json;
 
 use super::cgroup::Group;
-use super::connect::until_all_answer;
-use super::objects::{self, BACKENDS, CLIENT, PODS};
+use super::connect::{destination, until_all_answer};
+use super::objects::{self, BACKENDS, CLIENT, PODS, TARGET};
 use super::side::{PATIENCE, Side};
 use crate::k8s::{resident, server::Server};
 
@@ -47,6 +47,10 @@ impl Ours {
         let side = Side::new(server, services, &client.netns, Some(served), [&one.netns, &two.netns])?;
         let ours = Self { side, lab, _directory: directory };
         ours.settled()?;
+        let vip = ours.side.vip();
+        let leads = ours.side.inside(|| destination(vip))?;
+        let expected = BACKENDS.into_iter().any(|b| leads == (b, TARGET).into());
+        ensure!(expected, "the socket that asked {vip} leads to {leads}: sockets are not served");
         Ok(ours)
     }
 

@@ -92,7 +92,7 @@ impl Proxy {
     }
 
     /// Its resident memory, MiB.
-    pub(super) fn memory(&mut self) -> Result<f64> {
+    pub(super) fn memory(&self) -> Result<f64> {
         resident(self.process.as_ref().context("no process")?.pid(), "VmRSS:")
     }
 }
