@@ -15,21 +15,18 @@ pub(super) struct Times {
     pub(super) goes: Vec<f64>,
 }
 
-/// kube-proxy waits for a second between two runs: a change that comes earlier would measure that.
-const QUIET: Duration = Duration::from_millis(1200);
-
 /// From the API server's word until a connection says so.
 pub(super) fn one(side: &Side, times: &mut Times) -> Result<()> {
     let at = side.services;
     let vip = objects::vip(at);
-    quiet();
+    quiet(side);
     times.comes.push(side.inside(|| {
         let begin = Instant::now();
         objects::add(&side.server, at);
         until_all_answer(&[vip], PATIENCE)?;
         Ok(millis(begin.elapsed()))
     })?);
-    quiet();
+    quiet(side);
     times.goes.push(side.inside(|| {
         let begin = Instant::now();
         objects::remove(&side.server, at);
@@ -43,6 +40,6 @@ fn millis(d: Duration) -> f64 {
 }
 
 #[expect(clippy::disallowed_methods, reason = "what is measured begins after a time without changes")]
-fn quiet() {
-    std::thread::sleep(QUIET);
+fn quiet(side: &Side) {
+    std::thread::sleep(side.quiet);
 }

@@ -23,6 +23,7 @@ use crate::node::Effort;
 use crate::report::Measure;
 
 const PEER: &str = "kube-proxy, nftables mode";
+const DIRECT: &str = "the same backends, directly";
 
 /// One part of the benchmark.
 type Part = fn(Effort, &Group) -> Result<Vec<Measure>>;
@@ -117,7 +118,7 @@ fn starts(table: &mut Table, effort: Effort, ours: &mut Ours, mut proxy: Option<
 /// One Service comes on top of the others and goes again.
 fn changes(table: &mut Table, effort: Effort, ours: &Side, proxy: Option<&Side>) -> Result<()> {
     let (mut us, mut them) = (changes::Times::default(), changes::Times::default());
-    for _ in 0..effort.changes.div_ceil(10) {
+    for _ in 0..effort.changes.div_ceil(15) {
         changes::one(ours, &mut us)?;
         if let Some(proxy) = proxy {
             changes::one(proxy, &mut them)?;
@@ -136,9 +137,9 @@ fn connects(
     one: Option<&Side>,
     proxy: Option<&Side>,
 ) -> Result<()> {
-    let mut contenders = vec![(PEER, ours, ours.vip()), ("the same backend, directly", ours, ours.direct())];
-    contenders.extend(one.map(|side| ("1 Service known", side, side.vip())));
-    contenders.extend(proxy.map(|side| (PEER, side, side.vip())));
+    let mut contenders = vec![("flowloom", ours, vec![ours.vip()]), (DIRECT, ours, ours.direct())];
+    contenders.extend(one.map(|side| ("1 Service known", side, vec![side.vip()])));
+    contenders.extend(proxy.map(|side| (PEER, side, vec![side.vip()])));
     let mut rates = vec![Vec::new(); contenders.len()];
     let mut costs = vec![Vec::new(); contenders.len()];
     for round in 0..=effort.rounds {
@@ -148,8 +149,8 @@ fn connects(
             order.reverse();
         }
         for i in order {
-            let (name, side, to) = contenders[i];
-            let outcome = connect::run(side, to, effort.run).with_context(|| format!("{to}, {name}"))?;
+            let (name, side, to) = &contenders[i];
+            let outcome = connect::run(side, to, effort.run).with_context(|| format!("{to:?}, {name}"))?;
             // The first round warms caches and neighbour entries.
             if round > 0 {
                 rates[i].push(outcome.rate);

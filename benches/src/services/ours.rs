@@ -1,7 +1,7 @@
 //! A node whose Services flowloom serves.
 
 use std::net::TcpListener;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use flowloom_testkit::{TempDir, temp_dir};
@@ -13,6 +13,9 @@ use super::connect::{destination, until_all_answer};
 use super::objects::{self, BACKENDS, CLIENT, PODS, TARGET};
 use super::side::{PATIENCE, Side};
 use crate::k8s::{resident, server::Server};
+
+/// Longer than changes are gathered.
+const QUIET: Duration = Duration::from_millis(100);
 
 /// See the module's comment.
 pub(super) struct Ours {
@@ -44,7 +47,7 @@ impl Ours {
         lab.apply(&document(&lab))?;
         let [one, two] = [lab.workload("default/b0")?, lab.workload("default/b1")?];
         let client = lab.workload("default/client")?;
-        let side = Side::new(server, services, &client.netns, Some(served), [&one.netns, &two.netns])?;
+        let side = Side::new(server, services, QUIET, &client.netns, Some(served), [&one.netns, &two.netns])?;
         let ours = Self { side, lab, _directory: directory };
         ours.settled()?;
         let vip = ours.side.vip();

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, TcpListener};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use flowloom_netlink::LinkName;
@@ -13,6 +13,9 @@ use super::connect::until_all_answer;
 use super::objects::{self, BACKENDS, CLIENT, GATEWAY, PODS};
 use super::side::{PATIENCE, Side};
 use crate::k8s::{resident, server::Server};
+
+/// It lets a second pass between two runs.
+const QUIET: Duration = Duration::from_millis(1200);
 
 /// See the module's comment.
 pub(super) struct Proxy {
@@ -63,7 +66,7 @@ impl Proxy {
         std::fs::write(&config, settings.to_string())?;
         let argv = vec![program().display().to_string(), "--config".to_owned(), config];
         let [client, one, two] = &workloads;
-        let side = Side::new(server, services, client, None, [one, two])?;
+        let side = Side::new(server, services, QUIET, client, None, [one, two])?;
         let mut proxy =
             Self { side, process: None, argv, _workloads: workloads, topology, _directory: directory };
         proxy.run()?;

@@ -20,6 +20,8 @@ pub(super) struct Side {
     pub(super) server: Server,
     pub(super) backends: Backends,
     pub(super) services: usize,
+    /// Whatever comes sooner after the last change is held back by who serves.
+    pub(super) quiet: Duration,
     client: Netns,
     /// The control group that the client's threads join: sockets of others are not served, as no agent is theirs.
     group: Option<PathBuf>,
@@ -30,6 +32,7 @@ impl Side {
     pub(super) fn new(
         server: Server,
         services: usize,
+        quiet: Duration,
         client: &Netns,
         group: Option<PathBuf>,
         homes: [&Netns; 2],
@@ -39,7 +42,7 @@ impl Side {
             listeners.push(home.run_in(|| TcpListener::bind((address, TARGET)))??);
         }
         let backends = Backends::start(listeners)?;
-        Ok(Self { server, backends, services, client: client.try_clone()?, group })
+        Ok(Self { server, backends, services, quiet, client: client.try_clone()?, group })
     }
 
     /// The Service that is asked: in the middle of all.
@@ -48,9 +51,9 @@ impl Side {
         objects::vip(live.get(live.len() / 2).copied().unwrap_or(0))
     }
 
-    /// One of its backends.
-    pub(super) fn direct(&self) -> SocketAddr {
-        (BACKENDS[0], TARGET).into()
+    /// Its backends.
+    pub(super) fn direct(&self) -> Vec<SocketAddr> {
+        BACKENDS.into_iter().map(|b| (b, TARGET).into()).collect()
     }
 
     /// All Services that answer, the last one first: the wait for it is the longest.
