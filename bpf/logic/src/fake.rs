@@ -51,6 +51,8 @@ pub struct Bytes {
     pub from_tunnel: Option<TunnelKey>,
     /// Tunnel it shall go through.
     pub to_tunnel: Option<TunnelKey>,
+    /// Ports that sockets of this host have.
+    pub sockets: Vec<u16>,
     /// Last redirect.
     pub redirect: Option<Redirect>,
 }
@@ -183,6 +185,10 @@ impl Frame for &FakeFrame {
     fn set_tunnel(self, key: &TunnelKey) -> bool {
         self.0.borrow_mut().to_tunnel = Some(*key);
         true
+    }
+
+    fn has_socket(self, key: &FlowKey) -> bool {
+        self.0.borrow().sockets.contains(&u16::from_be_bytes(key.dport))
     }
 
     fn redirect(self, ifindex: u32) -> Verdict {

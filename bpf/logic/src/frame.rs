@@ -1,6 +1,6 @@
 //! The packet as a hook sees it.
 
-use flowloom_bpf_abi::Addr;
+use flowloom_bpf_abi::{Addr, FlowKey};
 
 /// What a program returns to the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +70,8 @@ pub trait Frame: Copy {
     fn tunnel(self, key: &mut TunnelKey) -> bool;
     /// The tunnel it shall go through.
     fn set_tunnel(self, key: &TunnelKey) -> bool;
+    /// Whether a socket of this host, connected or not, would get a packet of these addresses, ports and protocol (TCP or UDP).
+    fn has_socket(self, key: &FlowKey) -> bool;
     /// Out of a device.
     fn redirect(self, ifindex: u32) -> Verdict;
     /// In through a device.

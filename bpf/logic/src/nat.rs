@@ -35,7 +35,7 @@ pub(crate) fn meet<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
         }
     } else {
         if p.has(flag::ICMP_ERROR) {
-            return Step::GO;
+            return answer_to_self(f, t, p);
         }
         let step = service::select(t, &mut p.query);
         if step == Step::GO {
@@ -58,7 +58,8 @@ pub(crate) fn meet<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
         u32::from_be_bytes([a[12], a[13], a[14], a[15]]),
     );
     go!(towards(p));
-    if p.dst == p.tuple_src && !p.has(flag::ICMP_ERROR) {
+    // Only an endpoint itself speaks about its conversation with itself.
+    if p.dst == p.tuple_src && p.src == p.tuple_src {
         return to_self(f, t, p);
     }
     Step::GO
@@ -164,9 +165,25 @@ fn gateway<T: Tables>(t: T, p: &Packet) -> Addr {
 #[inline(never)]
 fn to_self<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     let gateway = gateway(t, p);
-    if gateway.is_zero() || (p.protocol != TCP && p.protocol != UDP && p.protocol != SCTP) {
+    if gateway.is_zero() || !has_ports(p.tuple_protocol) {
         bail!(ServiceUnsupported);
     }
+    go!(address(f, p, DST, &p.nat_addr, &p.dst));
+    go!(address(f, p, SRC, &p.src, &gateway));
+    if p.has(flag::ICMP_ERROR) {
+        go!(inner(f, p));
+        go!(inner_address(f, p, DST, &p.tuple_src, &gateway));
+    } else {
+        go!(port(f, p, DST, p.nat_port, p.dport));
+        learn_self(t, p, gateway);
+    }
+    p.dst_ep = p.src_ep;
+    route::deliver(f, t, p)
+}
+
+/// Remembers a flow of an endpoint to itself, and how its answers come.
+#[inline(always)]
+fn learn_self<T: Tables>(t: T, p: &mut Packet, gateway: Addr) {
     learn(t, p);
     p.flow = FlowValue {
         addr: p.nat_addr,
@@ -183,17 +200,18 @@ fn to_self<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     p.flow_key.dport = p.sport;
     p.flow_key.kind = flow_kind::HAIRPIN;
     t.learn_flow(&p.flow_key, &p.flow);
-    go!(address(f, p, DST, &p.nat_addr, &p.dst));
-    go!(port(f, p, DST, p.nat_port, p.dport));
-    go!(address(f, p, SRC, &p.src, &gateway));
-    p.dst_ep = p.src_ep;
-    route::deliver(f, t, p)
+}
+
+/// Whether the protocol's header begins with two ports.
+#[inline(always)]
+const fn has_ports(protocol: u8) -> bool {
+    protocol == TCP || protocol == UDP || protocol == SCTP
 }
 
 /// An endpoint's answer to itself.
 #[inline(never)]
 fn answer_to_self<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
-    if p.dst != gateway(t, p) || (p.protocol != TCP && p.protocol != UDP && p.protocol != SCTP) {
+    if p.dst != gateway(t, p) || p.src != p.tuple_src || !has_ports(p.tuple_protocol) {
         return Step::GO;
     }
     p.flow_key.kind = flow_kind::HAIRPIN;
@@ -203,7 +221,13 @@ fn answer_to_self<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     }
     go!(address(f, p, DST, &p.dst, &p.src));
     go!(address(f, p, SRC, &p.src, &p.flow.addr));
-    go!(port(f, p, SRC, p.sport, p.flow.port));
+    if p.has(flag::ICMP_ERROR) {
+        go!(inner_address(f, p, SRC, &p.dst, &p.src));
+        go!(inner_address(f, p, DST, &p.src, &p.flow.addr));
+        go!(inner_port(f, p, DST, p.sport, p.flow.port));
+    } else {
+        go!(port(f, p, SRC, p.sport, p.flow.port));
+    }
     p.dst_ep = p.src_ep;
     route::deliver(f, t, p)
 }
@@ -212,7 +236,7 @@ fn answer_to_self<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
 /// the host's own affair.
 #[inline(never)]
 pub(crate) fn arrive<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
-    if !tracked(t, p) || (p.has(flag::ICMP_ERROR) && parse::quoted(f, p) != Step::GO) {
+    if !tracked(f, t, p) {
         return Step::GO;
     }
     ask(p, flow_kind::OUTSIDE, service_scope::OUTSIDE);
@@ -223,15 +247,14 @@ pub(crate) fn arrive<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
             p.flow.last_seen = p.now;
         }
     } else {
-        if p.has(flag::ICMP_ERROR) {
-            return Step::GO;
-        }
-        go!(answer_outside(f, t, p));
+        go!(answer_of_backend(f, t, p));
         if p.has(flag::OUT) {
             return Step::GO;
         }
         // What belongs to no flow of a service may belong to a socket of this host.
-        if p.has(flag::FRAG_LATER) || (p.tuple_protocol == TCP && p.tcp_flags & (SYN | ACK) != SYN) {
+        if p.has(flag::ICMP_ERROR | flag::FRAG_LATER)
+            || (p.tuple_protocol == TCP && p.tcp_flags & (SYN | ACK) != SYN)
+        {
             return Step::GO;
         }
         p.flow_key.kind = flow_kind::OUTSIDE;
@@ -254,12 +277,12 @@ pub(crate) fn arrive<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     if own.is_some() {
         return to_host(f, t, p);
     }
-    to_node(t, p)
+    to_node(f, t, p)
 }
 
-/// Whether the packet may belong to a flow of a service; its ports are known then.
+/// Whether the packet may belong to a flow of a service; its ports, or those of what it quotes, are known then.
 #[inline(always)]
-fn tracked<T: Tables>(t: T, p: &mut Packet) -> bool {
+fn tracked<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> bool {
     match p.protocol {
         TCP | SCTP => {}
         // Tunnels are this node's own.
@@ -268,7 +291,10 @@ fn tracked<T: Tables>(t: T, p: &mut Packet) -> bool {
                 return false;
             }
         }
-        ICMP | ICMPV6 => return p.has(flag::ICMP_ERROR),
+        // The rest of one in fragments could not be found.
+        ICMP | ICMPV6 => {
+            return p.has(flag::ICMP_ERROR) && !p.has(flag::FRAG_FIRST) && parse::quoted(f, p) == Step::GO;
+        }
         _ => return false,
     }
     if p.has(flag::FRAG_LATER) {
@@ -317,21 +343,21 @@ fn to_host<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
 
 /// The backend is on another node, or nobody's: this node speaks in the client's place, so that the answer comes back here.
 #[inline(never)]
-fn to_node<T: Tables>(t: T, p: &mut Packet) -> Step {
+fn to_node<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     let Some(config) = t.config() else { bail!(NoRoute) };
     let node = if p.ethertype == IPV4 { config.node4 } else { config.node6 };
-    // An error about the answer's way says nothing about the backend's.
-    if node.is_zero() || p.has(flag::ICMP_ERROR) {
+    if node.is_zero() {
         bail!(ServiceUnsupported);
     }
+    let error = p.has(flag::ICMP_ERROR);
     p.client_port = p.sport;
     p.tuple_src = node;
     p.flags |= flag::SNAT;
-    if p.flow.node_port == [0; 2] && !node_port(t, p) {
+    if p.flow.node_port == [0; 2] && (error || !node_port(f, t, p)) {
         bail!(ServiceTupleInUse);
     }
     p.sport = p.flow.node_port;
-    if p.has(flag::NEW_FLOW) {
+    if p.has(flag::NEW_FLOW) && !error {
         t.learn_flow(&p.flow_key, &p.flow);
         learn_reply(t, p);
     }
@@ -348,9 +374,9 @@ fn to_node<T: Tables>(t: T, p: &mut Packet) -> Step {
 /// How many ports are tried.
 const PORT_TRIES: u32 = 8;
 
-/// Chooses a port of this node that no other flow to this backend has.
+/// Chooses a port of this node that neither another flow to this backend nor a socket of this host has.
 #[inline(never)]
-fn node_port<T: Tables>(t: T, p: &mut Packet) -> bool {
+fn node_port<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> bool {
     let (first, last) = flowloom_bpf_abi::SNAT_PORTS;
     let span = u32::from(last) - u32::from(first) + 1;
     let mut key = FlowKey {
@@ -368,7 +394,7 @@ fn node_port<T: Tables>(t: T, p: &mut Packet) -> bool {
         i += 1;
         let offset = ((u64::from(t.random()) * u64::from(span)) >> 32) as u16;
         key.dport = first.wrapping_add(offset).to_be_bytes();
-        if !t.is_flow(&key) {
+        if !t.is_flow(&key) && !f.has_socket(&key) {
             p.flow.node_port = key.dport;
             return true;
         }
@@ -379,25 +405,37 @@ fn node_port<T: Tables>(t: T, p: &mut Packet) -> bool {
 /// The answer of a backend to a client outside: it comes from the service, [`flag::OUT`] and `p.route` say so.
 #[inline(never)]
 pub(crate) fn answer_outside<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
-    if p.has(flag::ICMP_ERROR) || !tracked(t, p) {
-        return Step::GO;
-    }
+    if tracked(f, t, p) { answer_of_backend(f, t, p) } else { Step::GO }
+}
+
+/// The same for a packet whose ports are known. An ICMP error about what went to the backend, whoever sent it, comes from the service, too: the
+/// client knows nobody else.
+#[inline(never)]
+fn answer_of_backend<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     key(p, flow_kind::REPLY);
     if !t.flow(&p.flow_key, &mut p.flow) {
         return Step::GO;
     }
-    if p.flow.last_seen != p.now {
+    let error = p.has(flag::ICMP_ERROR);
+    if p.flow.last_seen != p.now && !error {
         t.touch_flow(&p.flow_key, p.now);
     }
     if p.has(flag::FRAG_FIRST) {
         go!(guard::fragment(t, p));
     }
     go!(address(f, p, SRC, &p.src, &p.flow.service_addr));
-    go!(port(f, p, SRC, p.sport, p.flow.service_port));
     if p.dst != p.flow.addr {
         go!(address(f, p, DST, &p.dst, &p.flow.addr));
     }
-    go!(port(f, p, DST, p.dport, p.flow.port));
+    if error {
+        go!(inner_address(f, p, SRC, &p.dst, &p.flow.addr));
+        go!(inner_port(f, p, SRC, p.dport, p.flow.port));
+        go!(inner_address(f, p, DST, &p.tuple_src, &p.flow.service_addr));
+        go!(inner_port(f, p, DST, p.sport, p.flow.service_port));
+    } else {
+        go!(port(f, p, SRC, p.sport, p.flow.service_port));
+        go!(port(f, p, DST, p.dport, p.flow.port));
+    }
     p.flags |= flag::OUT;
     if p.hook == hook::TO_UPLINK || p.hook == hook::TO_OVERLAY {
         return Step::GO;
@@ -446,12 +484,19 @@ pub(crate) fn rewrite<F: Frame>(f: F, p: &Packet) -> Step {
 #[inline(never)]
 fn to_backend<F: Frame>(f: F, p: &Packet) -> Step {
     go!(address(f, p, DST, &p.nat_addr, &p.dst));
-    if p.has(flag::ICMP_ERROR) {
-        return inner(f, p);
-    }
+    let error = p.has(flag::ICMP_ERROR);
     if p.has(flag::SNAT) {
         go!(address(f, p, SRC, &p.src, &p.tuple_src));
-        go!(port(f, p, SRC, p.client_port, p.sport));
+        if error {
+            // The flow's key names the client.
+            go!(inner_address(f, p, DST, &p.flow_key.src, &p.tuple_src));
+            go!(inner_port(f, p, DST, p.client_port, p.sport));
+        } else {
+            go!(port(f, p, SRC, p.client_port, p.sport));
+        }
+    }
+    if error {
+        return inner(f, p);
     }
     port(f, p, DST, p.nat_port, p.dport)
 }
@@ -535,28 +580,42 @@ fn port<F: Frame>(f: F, p: &Packet, which: u32, old: [u8; 2], new: [u8; 2]) -> S
     Step::GO
 }
 
-/// Exchanges address and port of the packet that an ICMP error quotes. The quoted checksum of TCP or UDP stays: mostly it is not there whole.
+/// Exchanges address and port of the packet that an ICMP error quotes, at the end that was translated for its sender.
 #[inline(never)]
 fn inner<F: Frame>(f: F, p: &Packet) -> Step {
-    let at = p.l4 + 8;
-    let (which, old, new, old_port, new_port) = if p.has(flag::NAT_DST) {
-        (SRC, &p.nat_addr, &p.dst, p.nat_port, p.dport)
+    if p.has(flag::NAT_DST) {
+        go!(inner_address(f, p, SRC, &p.nat_addr, &p.dst));
+        inner_port(f, p, SRC, p.nat_port, p.dport)
     } else {
-        (DST, &p.tuple_src, &p.nat_addr, p.sport, p.nat_port)
-    };
+        go!(inner_address(f, p, DST, &p.tuple_src, &p.nat_addr));
+        inner_port(f, p, DST, p.sport, p.nat_port)
+    }
+}
+
+/// Exchanges an address of the packet that an ICMP error quotes. The quoted checksum of TCP or UDP stays: mostly it is not there whole.
+#[inline(never)]
+fn inner_address<F: Frame>(f: F, p: &Packet, which: u32, old: &Addr, new: &Addr) -> Step {
+    let at = p.l4 + 8;
     let change = delta(&old.0, &new.0);
     // The quoted IPv4 header sums to the same with its own checksum; the others change what the message sums to.
-    let mut ok = if p.protocol == ICMP {
+    let ok = if p.protocol == ICMP {
         ipv4(f, at, which, new, change)
     } else {
         f.store(at + 8 + 16 * which, &new.0) && f.fix_payload(p.l4 + 2, change, false)
     };
-    if old_port != new_port && p.tuple_protocol != ICMP && p.tuple_protocol != ICMPV6 {
-        ok = ok
-            && f.store(p.quoted_l4 + 2 * which, &new_port)
-            && f.fix_payload(p.l4 + 2, delta(&old_port, &new_port), false);
-    }
     if !ok {
+        bail!(InternalError);
+    }
+    Step::GO
+}
+
+/// Exchanges a port of the packet that an ICMP error quotes.
+#[inline(never)]
+fn inner_port<F: Frame>(f: F, p: &Packet, which: u32, old: [u8; 2], new: [u8; 2]) -> Step {
+    if old == new || !has_ports(p.tuple_protocol) {
+        return Step::GO;
+    }
+    if !f.store(p.quoted_l4 + 2 * which, &new) || !f.fix_payload(p.l4 + 2, delta(&old, &new), false) {
         bail!(InternalError);
     }
     Step::GO

@@ -8,7 +8,7 @@ use aya_ebpf::bindings::{
     BPF_F_RECOMPUTE_CSUM, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX,
 };
 use aya_ebpf::helpers as bpf;
-use flowloom_bpf_abi::Addr;
+use flowloom_bpf_abi::{Addr, FlowKey};
 use flowloom_bpf_logic::{Frame, TunnelKey, Verdict};
 
 /// `PACKET_HOST` of linux/if_packet.h.
@@ -21,6 +21,13 @@ const F_IPV6: u64 = 1 << 7;
 type RawTunnelKey = [u32; 11];
 const RAW_TUNNEL_KEY: u32 = size_of::<RawTunnelKey>() as u32;
 const OUTER_TTL: u32 = 64;
+/// `struct bpf_sock_tuple`: addresses, then ports, of either family; the size says which.
+type RawTuple = [u32; 9];
+const TUPLE_V4: u32 = 12;
+const TUPLE_V6: u32 = 36;
+const PROTOCOL_TCP: u8 = 6;
+/// The namespace of the hook's device (`BPF_F_CURRENT_NETNS`).
+const OWN_NETNS: u64 = u64::MAX;
 
 /// One packet. The pointer is the program's context.
 #[derive(Clone, Copy)]
@@ -232,6 +239,42 @@ impl Frame for Skb {
         unsafe {
             bpf::bpf_skb_set_tunnel_key(self.0, raw.as_mut_ptr().cast(), RAW_TUNNEL_KEY, flags as u64) == 0
         }
+    }
+
+    #[inline(never)]
+    fn has_socket(self, key: &FlowKey) -> bool {
+        let (s, d) = (words(&key.src), words(&key.dst));
+        let ports = u32::from_ne_bytes([key.sport[0], key.sport[1], key.dport[0], key.dport[1]]);
+        let mut raw = MaybeUninit::<RawTuple>::uninit();
+        let to = raw.as_mut_ptr().cast::<u32>();
+        let v4 = key.src.is_v4();
+        // SAFETY: nine words, all inside the array.
+        unsafe {
+            ptr::write_volatile(to, if v4 { s[3] } else { s[0] });
+            ptr::write_volatile(to.add(1), if v4 { d[3] } else { s[1] });
+            ptr::write_volatile(to.add(2), if v4 { ports } else { s[2] });
+            ptr::write_volatile(to.add(3), s[3]);
+            ptr::write_volatile(to.add(4), d[0]);
+            ptr::write_volatile(to.add(5), d[1]);
+            ptr::write_volatile(to.add(6), d[2]);
+            ptr::write_volatile(to.add(7), d[3]);
+            ptr::write_volatile(to.add(8), ports);
+        }
+        let size = if v4 { TUPLE_V4 } else { TUPLE_V6 };
+        // SAFETY: the helpers read at most the size they are told; every word is written.
+        let socket = unsafe {
+            if key.protocol == PROTOCOL_TCP {
+                bpf::bpf_skc_lookup_tcp(self.0.cast(), raw.as_mut_ptr().cast(), size, OWN_NETNS, 0)
+            } else {
+                bpf::bpf_sk_lookup_udp(self.0.cast(), raw.as_mut_ptr().cast(), size, OWN_NETNS, 0)
+            }
+        };
+        if socket.is_null() {
+            return false;
+        }
+        // SAFETY: a socket that was found, given back once.
+        unsafe { bpf::bpf_sk_release(socket.cast()) };
+        true
     }
 
     #[inline(always)]

@@ -1,10 +1,14 @@
 //! Services for clients beyond an uplink: node ports. The packet filter of the nodes forwards nothing.
 
-use std::net::{IpAddr, SocketAddr};
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use aya::programs::TcAttachType;
-use flowloom_bpf_abi::{Addr, PeerRecord, address_flags, identity as reserved, peer_flags};
+use flowloom_bpf_abi::{
+    self as abi, Addr, PeerRecord, address_flags, flow_kind, identity as reserved, map_name, peer_flags,
+};
 use flowloom_testkit::{
     EchoServer, Mode, Netfilter, Ns, Outcome, Probe, TcpClient, TcpServer, Topology, eventually,
 };
@@ -99,17 +103,28 @@ fn backend(w: &Workload, v6: bool) -> SocketAddr {
     SocketAddr::new(w.ip(v6), 8080)
 }
 
-/// The world reaches `at` through the first node's port, and the server sees `peer`.
-fn works(world: &mut World, server: &str, at: SocketAddr, peer: IpAddr) {
+/// The first node's port stands for `at`; its address is returned.
+fn serve(world: &mut World, at: SocketAddr) -> SocketAddr {
     let v6 = at.is_ipv6();
     let entry = SocketAddr::new(world.node(0, v6), NODE_PORT);
     world.labs[0].serve_outside(DEFAULT_VPC, entry, 1 + u32::from(v6), &[at]).expect("service");
-    let ns = match server {
+    entry
+}
+
+/// Where a server runs.
+fn namespace<'w>(world: &'w World, server: &str) -> &'w Ns {
+    match server {
         "local" => &world.workloads[0].ns,
         "remote" => &world.workloads[1].ns,
         "other node" => &world.topology.nodes[1].ns,
         _ => &world.topology.nodes[0].ns,
-    };
+    }
+}
+
+/// The world reaches `at` through the first node's port, and the server sees `peer`.
+fn works(world: &mut World, server: &str, at: SocketAddr, peer: IpAddr) {
+    let entry = serve(world, at);
+    let ns = namespace(world, server);
     let tcp = TcpServer::start(ns, at, Mode::Echo).expect("server");
     let _udp = EchoServer::start(ns, at).expect("server");
     let drops = || world.labs.iter().map(|l| l.programs.drops()).collect::<Vec<_>>();
@@ -180,5 +195,183 @@ fn a_node_port_without_backends_refuses_and_other_ports_stay_the_hosts() {
         let _server = TcpServer::start(&world.topology.nodes[0].ns, own, Mode::Echo).expect("server");
         let outcome = Probe::tcp(world.outside(), own).timeout(SECOND).run().expect("tcp");
         assert_eq!(outcome, Outcome::Connected);
+    }
+}
+
+/// A socket that speaks to one address only and waits a second at most.
+fn udp(ns: &Ns, from: SocketAddr, to: SocketAddr) -> UdpSocket {
+    ns.run_in(|| {
+        let socket = UdpSocket::bind(from)?;
+        socket.connect(to)?;
+        socket.set_read_timeout(Some(SECOND))?;
+        Ok::<_, std::io::Error>(socket)
+    })
+    .expect("enter")
+    .expect("socket")
+}
+
+fn any_port(ip: IpAddr) -> SocketAddr {
+    SocketAddr::new(ip, 0)
+}
+
+/// Both ends of a datagram flow through a node port hear that the other's socket is gone.
+fn both_hear_that_nobody_listens(world: &mut World, server: &str, at: SocketAddr) {
+    let entry = serve(world, at);
+    let (ns, outside) = (namespace(world, server), world.outside());
+    let client = udp(outside, any_port(world.client(at.is_ipv6())), entry);
+    let drops = || world.labs.iter().map(|l| l.programs.drops()).collect::<Vec<_>>();
+    client.send(b"anyone?").expect("send");
+    let refused = client.recv(&mut [0; 16]).expect_err("nobody listens");
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "client, {server} {entry} {:?}", drops());
+    // A fault of another flow is none of this one's.
+    let bystander = udp(outside, any_port(world.client(at.is_ipv6())), entry);
+    let backend = ns.run_in(|| UdpSocket::bind(at)).expect("enter").expect("bind");
+    backend.set_read_timeout(Some(SECOND)).expect("timeout");
+    bystander.send(b"still here").expect("send");
+    let (_, other) = backend.recv_from(&mut [0; 16]).expect("bystander");
+    client.send(b"goodbye").expect("send");
+    let (_, peer) = backend.recv_from(&mut [0; 16]).expect("question");
+    assert_ne!(peer, other);
+    drop(client);
+    backend.connect(peer).expect("connect");
+    backend.send(b"answer").expect("send");
+    let refused = backend.recv(&mut [0; 16]).expect_err("the client is gone");
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "backend, {server} {entry} {:?}", drops());
+    backend.connect(other).expect("connect");
+    backend.send(b"answer").expect("send");
+    let mut buffer = [0; 16];
+    let n = bystander.recv(&mut buffer).expect("the other flow goes on");
+    assert_eq!(&buffer[..n], b"answer");
+}
+
+#[test]
+fn both_ends_of_a_node_port_hear_that_nobody_listens() {
+    let mut world = world(false);
+    for v6 in [false, true] {
+        for (server, at) in [
+            ("local", backend(&world.workloads[0], v6)),
+            ("remote", backend(&world.workloads[1], v6)),
+            ("this node", SocketAddr::new(world.node(0, v6), 8443)),
+            ("other node", SocketAddr::new(world.node(1, v6), 8443)),
+        ] {
+            both_hear_that_nobody_listens(&mut world, server, at);
+        }
+    }
+}
+
+#[test]
+fn both_ends_of_a_node_port_hear_through_the_tunnel_that_nobody_listens() {
+    let mut world = world(true);
+    let at = backend(&world.workloads[1], false);
+    both_hear_that_nobody_listens(&mut world, "remote", at);
+}
+
+/// What the route cache of a namespace says about the largest packet to an address.
+fn path_mtu(ns: &Ns, to: IpAddr) -> Option<u32> {
+    let family = if to.is_ipv6() { "-6" } else { "-4" };
+    let route = ns.exec_ok(&["ip", family, "route", "get", &to.to_string()]).expect("route").stdout;
+    let mut words = route.split_whitespace();
+    words.find(|w| *w == "mtu")?;
+    words.next()?.parse().ok()
+}
+
+/// A client that sends so many bytes learns that no more than `mtu` fit on the way to `at`.
+fn learns(world: &mut World, at: SocketAddr, bytes: usize, mtu: u32) {
+    let entry = serve(world, at);
+    let outside = world.outside();
+    assert_eq!(path_mtu(outside, entry.ip()), None);
+    let client = udp(outside, any_port(world.client(at.is_ipv6())), entry);
+    client.send(&vec![7; bytes]).expect("send");
+    eventually(SECOND, || match path_mtu(outside, entry.ip()) {
+        Some(found) if found == mtu => Ok(()),
+        other => Err((other, world.labs.iter().map(|l| l.programs.drops()).collect::<Vec<_>>())),
+    });
+}
+
+#[test]
+fn a_client_of_a_node_port_hears_what_fits_behind_this_nodes_address() {
+    let mut world = world(false);
+    world.workloads[1].record.mtu = 1300;
+    let World { labs, workloads, .. } = &mut world;
+    labs[1].enter(&workloads[1]).expect("record");
+    for v6 in [false, true] {
+        let at = backend(&world.workloads[1], v6);
+        learns(&mut world, at, 1400, 1300);
+    }
+}
+
+#[test]
+fn a_client_of_a_node_port_hears_what_fits_into_the_tunnel() {
+    let mut world = world(true);
+    let at = backend(&world.workloads[1], false);
+    learns(&mut world, at, 1440, 1450);
+}
+
+#[test]
+fn a_client_of_a_node_port_hears_what_fits_behind_the_tunnel() {
+    let mut world = world(true);
+    world.workloads[1].record.mtu = 1300;
+    let World { labs, workloads, .. } = &mut world;
+    labs[1].enter(&workloads[1]).expect("record");
+    let at = backend(&world.workloads[1], false);
+    learns(&mut world, at, 1400, 1300);
+}
+
+/// Ports of this node that flows from outside have.
+fn node_ports(world: &mut World, protocol: u8) -> Vec<u16> {
+    let programs = &mut world.labs[0].programs;
+    let flows = programs.dump::<abi::FlowKey, abi::FlowValue>(map_name::SRV_FLOWS).expect("flows");
+    let outside = flows.into_iter().filter(|(k, _)| k.kind == flow_kind::OUTSIDE && k.protocol == protocol);
+    outside.map(|(_, v)| u16::from_be_bytes(v.node_port)).collect()
+}
+
+/// How many of this host's ports are in use, and how many clients come: without a look at the sockets, all of them would get another port
+/// by a chance of one in 10^10.
+const USED: u16 = 500;
+const CLIENTS: usize = 200;
+
+#[test]
+fn a_port_that_a_socket_of_this_node_has_is_not_taken_for_clients() {
+    let mut world = world(false);
+    let (first, last) = abi::SNAT_PORTS;
+    let used: BTreeSet<u16> = (first..=last).step_by(usize::from((last - first) / USED)).collect();
+    for v6 in [false, true] {
+        let at = backend(&world.workloads[1], v6);
+        let entry = serve(&mut world, at);
+        let before = [6, 17].map(|protocol| node_ports(&mut world, protocol).len());
+        let (node, outside) = (&world.topology.nodes[0].ns, world.outside());
+        let (address, client) = (world.node(0, v6), any_port(world.client(v6)));
+        let at_port = |port: &u16| SocketAddr::new(address, *port);
+        let _held = node
+            .run_in(|| {
+                let udp = used.iter().map(|p| UdpSocket::bind(at_port(p))).collect::<Result<Vec<_>, _>>()?;
+                let tcp =
+                    used.iter().map(|p| TcpListener::bind(at_port(p))).collect::<Result<Vec<_>, _>>()?;
+                Ok::<_, std::io::Error>((udp, tcp))
+            })
+            .expect("enter")
+            .expect("bind");
+        let server = TcpServer::start(&world.workloads[1].ns, at, Mode::Echo).expect("server");
+        outside
+            .run_in(|| {
+                for _ in 0..CLIENTS {
+                    UdpSocket::bind(client)?.send_to(b"question", entry)?;
+                    TcpStream::connect_timeout(&entry, SECOND)?;
+                }
+                Ok::<_, std::io::Error>(())
+            })
+            .expect("enter")
+            .expect("clients");
+        eventually(SECOND, || {
+            let seen = server.accepted();
+            if seen >= CLIENTS as u64 { Ok(()) } else { Err(seen) }
+        });
+        for (protocol, before) in [6, 17].into_iter().zip(before) {
+            let ports = node_ports(&mut world, protocol);
+            // Two clients may have had one port, one after the other.
+            assert!(ports.len() - before > CLIENTS / 2, "{protocol}: {}", ports.len() - before);
+            let taken: Vec<_> = ports.iter().filter(|p| used.contains(p)).collect();
+            assert!(taken.is_empty(), "protocol {protocol} v6={v6}: {taken:?}");
+        }
     }
 }

@@ -129,6 +129,36 @@ fn a_backend_that_nobody_listens_at_refuses_in_the_name_of_the_service() {
 }
 
 #[test]
+fn a_workload_that_is_its_own_backend_hears_that_nobody_listens() {
+    let mut lab = Lab::new(1).expect("lab");
+    let node = lab.closed_node().expect("node");
+    let a = lab.workload(&node, 1, RED, 0, 10).expect("a");
+    for v6 in [false, true] {
+        lab.serve(RED, service(v6), 1 + u32::from(v6), &[backend(&a, v6)], |_| ()).expect("service");
+        let (drops, own) = (|| lab.programs.drops(), SocketAddr::new(a.ip(v6), 0));
+        let socket = |at: SocketAddr| {
+            let socket = a.ns.run_in(|| UdpSocket::bind(at)).expect("enter").expect("bind");
+            socket.set_read_timeout(Some(SECOND)).expect("timeout");
+            socket
+        };
+        let client = socket(own);
+        client.connect(service(v6)).expect("connect");
+        client.send(b"anyone?").expect("send");
+        let error = client.recv(&mut [0; 16]).expect_err("nobody listens");
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "client v6={v6} {:?}", drops());
+        // The other way round: who asked is gone.
+        let server = socket(backend(&a, v6));
+        client.send(b"goodbye").expect("send");
+        let (_, peer) = server.recv_from(&mut [0; 16]).expect("question");
+        drop(client);
+        server.connect(peer).expect("connect");
+        server.send(b"answer").expect("send");
+        let error = server.recv(&mut [0; 16]).expect_err("the client is gone");
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "server v6={v6} {:?}", drops());
+    }
+}
+
+#[test]
 fn a_connection_stays_with_its_backend_when_new_ones_go_elsewhere() {
     let mut lab = Lab::new(1).expect("lab");
     let node = lab.closed_node().expect("node");

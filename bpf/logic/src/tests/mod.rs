@@ -8,6 +8,7 @@ mod noise;
 mod overlay;
 mod policies;
 mod routes;
+mod service_errors;
 mod services;
 
 use std::net::IpAddr;

@@ -16,7 +16,7 @@ use crate::{Step, Tables as _};
 
 const VIP: [u8; 4] = [10, 96, 0, 10];
 
-fn vip(v6: bool) -> IpAddr {
+pub(super) fn vip(v6: bool) -> IpAddr {
     if v6 { [0xfd96, 0, 0, 0, 0, 0, 0, 10].into() } else { VIP.into() }
 }
 
@@ -29,7 +29,7 @@ fn service_key(vpc: u32, ip: IpAddr, protocol: u8, port: u16) -> ServiceKey {
 }
 
 /// Writes a list, then the frontend that names it.
-fn serve(
+pub(super) fn serve(
     t: &FakeTables,
     key: ServiceKey,
     service: u32,
@@ -57,7 +57,7 @@ fn forget_list(t: &FakeTables, list: u32) {
 }
 
 /// The service at `VIP`:80 and :53 of a VPC, with the wildcard of its address.
-fn with_service(v6: bool, vpc: u32, backends: &[(IpAddr, u16)]) -> FakeTables {
+pub(super) fn with_service(v6: bool, vpc: u32, backends: &[(IpAddr, u16)]) -> FakeTables {
     let t = world();
     for (service, protocol, port) in [(1, 6, 80), (2, 17, 53)] {
         serve(&t, service_key(vpc, vip(v6), protocol, port), service, service, backends, |_| ());
@@ -379,7 +379,7 @@ fn datagrams_of_a_socket_stay_with_one_backend_while_it_is_there() {
 
 // Packets.
 
-fn to_vip(v6: bool, protocol: u8, from: (u8, u16), port: u16, flags: u8) -> Vec<u8> {
+pub(super) fn to_vip(v6: bool, protocol: u8, from: (u8, u16), port: u16, flags: u8) -> Vec<u8> {
     let (s, d) = (ip(v6, from.0), vip(v6));
     let segment = if protocol == 6 {
         tcp((s, from.1), (d, port), flags, b"x")
@@ -391,7 +391,7 @@ fn to_vip(v6: bool, protocol: u8, from: (u8, u16), port: u16, flags: u8) -> Vec<
 
 /// (source, port, destination, port) of a frame whose checksums are right.
 #[track_caller]
-fn tuple(data: &[u8]) -> (IpAddr, u16, IpAddr, u16) {
+pub(super) fn tuple(data: &[u8]) -> (IpAddr, u16, IpAddr, u16) {
     assert_sound(data);
     let packet = &data[14..];
     let (s, d, l4): (IpAddr, IpAddr, _) = if packet[0] >> 4 == 4 {
@@ -646,16 +646,16 @@ fn later_fragments_follow_the_first() {
 const CLIENT: [u8; 4] = [203, 0, 113, 9];
 const NODE: [u8; 4] = [198, 51, 100, 11];
 
-fn node(v6: bool) -> IpAddr {
+pub(super) fn node(v6: bool) -> IpAddr {
     if v6 { [0xfd99, 0, 0, 0, 0, 0, 0, 0x11].into() } else { NODE.into() }
 }
 
-fn client(v6: bool) -> IpAddr {
+pub(super) fn client(v6: bool) -> IpAddr {
     if v6 { [0x2001, 0xdb8, 0, 0, 0, 0, 0, 9].into() } else { CLIENT.into() }
 }
 
 /// The default VPC with a node port 30080 (TCP) and 30053 (UDP) for `backends`, some of which are here.
-fn with_node_port(v6: bool, backends: &[(IpAddr, u16)], local: bool) -> FakeTables {
+pub(super) fn with_node_port(v6: bool, backends: &[(IpAddr, u16)], local: bool) -> FakeTables {
     let t = world();
     let host = AddressRecord { endpoint: 0, flags: address_flags::HOST };
     t.addresses.borrow_mut().insert(AddressKey { vpc: DEFAULT, addr: addr(node(v6)) }, host);
@@ -681,19 +681,19 @@ fn with_node_port(v6: bool, backends: &[(IpAddr, u16)], local: bool) -> FakeTabl
     t
 }
 
-fn hook_from_uplink(f: &FakeFrame, t: &FakeTables, p: &mut crate::Packet) -> Verdict {
+pub(super) fn hook_from_uplink(f: &FakeFrame, t: &FakeTables, p: &mut crate::Packet) -> Verdict {
     crate::from_uplink(f, t, p)
 }
 
-fn hook_to_uplink(f: &FakeFrame, t: &FakeTables, p: &mut crate::Packet) -> Verdict {
+pub(super) fn hook_to_uplink(f: &FakeFrame, t: &FakeTables, p: &mut crate::Packet) -> Verdict {
     crate::to_uplink(f, t, p)
 }
 
-fn hook_from_overlay(f: &FakeFrame, t: &FakeTables, p: &mut crate::Packet) -> Verdict {
+pub(super) fn hook_from_overlay(f: &FakeFrame, t: &FakeTables, p: &mut crate::Packet) -> Verdict {
     crate::from_overlay(f, t, p)
 }
 
-fn packet(protocol: u8, from: (IpAddr, u16), to: (IpAddr, u16), flags: u8) -> Vec<u8> {
+pub(super) fn packet(protocol: u8, from: (IpAddr, u16), to: (IpAddr, u16), flags: u8) -> Vec<u8> {
     let segment = if protocol == 6 { tcp(from, to, flags, b"x") } else { udp(from, to, b"x") };
     frame(A, &in_ip(from.0, to.0, protocol, 64, &segment))
 }
