@@ -138,17 +138,17 @@ pub(super) fn until_all_answer(all: &[SocketAddr], patience: Duration) -> Result
 /// Where a connection to `to` really leads: `getpeername` would tell what was asked for. Called as the client.
 pub(super) fn destination(to: SocketAddr) -> Result<SocketAddr> {
     let stream = TcpStream::connect_timeout(&to, CONNECT).context("connect")?;
-    let port = stream.local_addr()?.port();
+    let inode = nix::sys::stat::fstat(&stream)?.st_ino;
     let table = std::fs::read_to_string("/proc/thread-self/net/tcp")?;
-    remote(&table, port).with_context(|| format!("the kernel's table has no connection from port {port}"))
+    remote(&table, inode).with_context(|| format!("the kernel's table has no socket {inode}"))
 }
 
-/// The remote end of the connection from a local port, in `/proc/net/tcp`.
-fn remote(table: &str, port: u16) -> Option<SocketAddr> {
-    let local = format!(":{port:04X}");
-    let line = table.lines().map(|l| l.split_whitespace().collect::<Vec<_>>());
-    let mut open = line.filter(|f| f.get(1).is_some_and(|l| l.ends_with(&local)) && f.get(3) == Some(&"01"));
-    let (ip, port) = open.next()?.get(2)?.split_once(':')?;
+/// The remote end of a socket, in `/proc/net/tcp`.
+fn remote(table: &str, inode: u64) -> Option<SocketAddr> {
+    let wanted = inode.to_string();
+    let mut lines = table.lines().map(|l| l.split_whitespace().collect::<Vec<_>>());
+    let fields = lines.find(|f| f.get(9) == Some(&wanted.as_str()))?;
+    let (ip, port) = fields.get(2)?.split_once(':')?;
     // The address as the kernel has it in memory.
     let ip = u32::from_str_radix(ip, 16).ok()?.to_ne_bytes();
     Some((ip, u16::from_str_radix(port, 16).ok()?).into())
@@ -171,6 +171,11 @@ pub(super) fn until_silent(to: SocketAddr, patience: Duration) -> Result<Instant
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddrV4;
+    use std::os::fd::AsRawFd as _;
+
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, socket};
+
     use super::*;
 
     #[test]
@@ -182,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_counted_and_an_end_is_noticed() {
+    fn connections_of_every_listener_are_counted() {
         let listeners: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let all: Vec<_> = listeners.iter().map(|l| l.local_addr().unwrap()).collect();
         let backends = Backends::start(listeners).unwrap();
@@ -192,8 +197,18 @@ mod tests {
             assert!(operations > 0 && cpu > 0 && taken >= Duration::from_millis(50));
         }
         assert!(backends.cpu.load(Ordering::Relaxed) > 0);
-        drop(backends);
-        until_silent(all[0], CONNECT).unwrap();
-        assert!(until_all_answer(&all, Duration::from_millis(20)).is_err());
+    }
+
+    #[test]
+    fn silence_is_noticed_and_waiting_for_an_answer_ends() {
+        // Bound and not listening: nobody else gets the port.
+        let socket = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        bind(socket.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
+        let to: SocketAddr =
+            SocketAddrV4::from(getsockname::<SockaddrIn>(socket.as_raw_fd()).unwrap()).into();
+        let begin = Instant::now();
+        assert!(until_silent(to, CONNECT).unwrap() >= begin);
+        let e = until_all_answer(&[to], Duration::from_millis(5)).unwrap_err();
+        assert!(e.to_string().contains("did not answer"), "{e}");
     }
 }
