@@ -8,13 +8,13 @@
 //! * source ranges are asked of clients outside, at load balancer addresses, and exclude every family they do not name;
 //! * without a local backend under a Local policy, clients outside hear nothing while another node has one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use flowloom_model::{
-    Backend, BackendState, DefaultPolicy, Endpoint, NodeName, Protocol, Service, ServiceName, ServicePort,
-    Vni, Vpc, VpcName, World,
+    Backend, BackendState, DefaultPolicy, Endpoint, NodeName, PackedMap, Protocol, Service, ServiceName,
+    ServicePort, Vni, Vpc, VpcName, World,
 };
 
 use crate::Scope;
@@ -341,7 +341,7 @@ fn port(rng: &mut Rng) -> ServicePort {
         port: *rng.pick(&PORTS),
         node_port: rng.one_in(2).then(|| *rng.pick(&PORTS)),
         host_addresses: BTreeSet::new(),
-        backends: BTreeMap::new(),
+        backends: PackedMap::new(),
     };
     if rng.one_in(6) {
         port.host_addresses.insert(ip(rng.word(&["203.0.113.1", "0.0.0.0", "::", "127.0.0.1"])));
@@ -352,7 +352,7 @@ fn port(rng: &mut Rng) -> ServicePort {
     port
 }
 
-fn backends(backends: &mut BTreeMap<(IpAddr, u16), Backend>, rng: &mut Rng) {
+fn backends(backends: &mut PackedMap<(IpAddr, u16), Backend>, rng: &mut Rng) {
     let last = 1 + rng.below(5);
     let address = if rng.one_in(4) { format!("fd00:1::{last}") } else { format!("10.1.0.{last}") };
     let at = (ip(&address), if rng.one_in(4) { 9090 } else { 8080 });

@@ -1,10 +1,10 @@
 //! Services of a node: what each address, protocol and port stands for there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use flowloom_model::{ServiceName, SharedMap, VpcName};
+use flowloom_model::{PackedMap, ServiceName, SharedMap, VpcName};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -116,15 +116,15 @@ impl std::fmt::Display for ServiceRef {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ServicePart {
     /// Frontends.
-    pub frontends: BTreeMap<FrontendKey, FrontendPlan>,
+    pub frontends: PackedMap<FrontendKey, FrontendPlan>,
     /// Lists that the frontends name, in the order of their indices. No list is empty; no other service names them.
-    pub lists: BTreeMap<ListId, Arc<[BackendPlan]>>,
+    pub lists: PackedMap<ListId, Arc<[BackendPlan]>>,
     /// Who may use the ports whose frontends have `service_flags::RANGES`.
-    pub ranges: BTreeMap<ServiceId, Arc<[IpNet]>>,
+    pub ranges: PackedMap<ServiceId, Arc<[IpNet]>>,
     /// Names of numbers.
-    pub names: BTreeMap<ServiceId, ServiceRef>,
+    pub names: PackedMap<ServiceId, ServiceRef>,
     /// Backends of a port whose connections live on, whether new ones may use them here or not; by address and port.
-    pub keeps: BTreeMap<ServiceId, Arc<[BackendPlan]>>,
+    pub keeps: PackedMap<ServiceId, Arc<[BackendPlan]>>,
     /// Health-check port, and the local ready backends (distinct addresses): what the node answers there over HTTP.
     pub health_check: Option<(u16, usize)>,
 }

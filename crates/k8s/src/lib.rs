@@ -29,7 +29,7 @@ pub use node::{NodeDuties, PodEvent, Recorder, perform};
 pub use object::*;
 pub use source::{KindStatus, Peers, SourceStatus, Update, run, run_with};
 pub use translate::{
-    Changes, Delta, Held, LocalPod, ObjectFault, Options, POD_NAME, POD_NAMESPACE, POD_SERVICE_ACCOUNT,
-    POD_UID, Translator, host_ports, namespace_label,
+    Changes, Common, Delta, Held, LocalPod, ObjectFault, Options, POD_NAME, POD_NAMESPACE,
+    POD_SERVICE_ACCOUNT, POD_UID, Translator, host_ports, namespace_label,
 };
 pub use watch::{Happening, Selection, WatchError, follow};

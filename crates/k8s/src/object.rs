@@ -6,6 +6,7 @@ mod service;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use flowloom_model::{Labels, NamedPort, NodeName, Operator, PortName, Protocol};
 use ipnet::IpNet;
@@ -193,8 +194,8 @@ pub struct Pod {
     pub mirror_of: String,
     /// Where it runs, once that is decided.
     pub node: Option<NodeName>,
-    /// Labels.
-    pub labels: Labels,
+    /// Labels; Pods of one template share them.
+    pub labels: Arc<Labels>,
     /// Service account.
     pub service_account: String,
     /// It uses its node's network.
@@ -244,6 +245,7 @@ impl Kind for Pod {
                 });
             }
         }
+        named_ports.shrink_to_fit();
         let mut texts: Vec<String> =
             w.status.pod_ips.into_iter().map(|p| p.ip).filter(|t| !t.is_empty()).collect();
         if texts.is_empty() && !w.status.pod_ip.is_empty() {
@@ -253,7 +255,7 @@ impl Kind for Pod {
             uid: w.metadata.uid,
             mirror_of: w.metadata.annotations.mirror.unwrap_or_default(),
             node: node_name("spec.nodeName", &w.spec.node_name)?,
-            labels: w.metadata.labels,
+            labels: Arc::new(w.metadata.labels),
             service_account: w.spec.service_account_name,
             host_network: w.spec.host_network,
             named_ports,

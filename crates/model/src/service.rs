@@ -1,11 +1,11 @@
 //! Load balancers: addresses and ports of a VPC that stand for backends. A Kubernetes Service is one; so is a load balancer of a document.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::{NodeName, PortName, Protocol, ServiceName, VpcName};
+use crate::{NodeName, PackedMap, PortName, Protocol, ServiceName, VpcName};
 
 /// A load balancer of a VPC. Its ports share affinity, policies and ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub struct ServicePort {
     /// family that the node has; empty = not a host port.
     pub host_addresses: BTreeSet<IpAddr>,
     /// By address and port: one backend may serve under several ports.
-    pub backends: BTreeMap<(IpAddr, u16), Backend>,
+    pub backends: PackedMap<(IpAddr, u16), Backend>,
 }
 
 /// A place where connections to a service go.

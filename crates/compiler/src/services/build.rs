@@ -252,7 +252,7 @@ pub(crate) fn build(
         // (Service.spec.loadBalancerSourceRanges): of addresses behind a balancer, and of those who come through it.
         if outside && claim.kind == FrontendKind::LoadBalancer && !service.source_ranges.is_empty() {
             flags |= service_flags::RANGES;
-            part.ranges.entry(id).or_insert_with(|| {
+            part.ranges.or_insert_with(id, || {
                 let nets: BTreeSet<_> = service.source_ranges.iter().map(ipnet::IpNet::trunc).collect();
                 nets.into_iter().collect()
             });

@@ -8,10 +8,9 @@
 //! * else hints narrow the ready ones: to those for this node when every ready one has node hints and one names it, else to those for
 //!   this zone when every ready one has zone hints and one names it, else not at all (KEP-2433, KEP-3015).
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use flowloom_model::{Backend, BackendState, NodeName};
+use flowloom_model::{Backend, BackendState, NodeName, PackedMap};
 use serde::{Deserialize, Serialize};
 
 use crate::fault::{Fault, planted};
@@ -103,7 +102,7 @@ enum Hints {
 
 /// Judges the backends of one family.
 pub(crate) fn judge<'a>(
-    backends: &'a BTreeMap<(IpAddr, u16), Backend>,
+    backends: &'a PackedMap<(IpAddr, u16), Backend>,
     v4: bool,
     reach: Reach,
     here: &Here,

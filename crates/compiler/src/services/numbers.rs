@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use flowloom_model::{ServiceName, VpcName};
+use flowloom_model::{PackedMap, ServiceName, VpcName};
 
 use crate::fault::{Fault, planted};
 use crate::{BackendPlan, FrontendKey, ListId, ServiceId, ServicePart, ServicePlan, ServiceRef};
@@ -111,7 +111,7 @@ impl ServiceNumbers {
     pub(crate) fn list(
         &mut self,
         before: Option<&ServicePart>,
-        lists: &mut BTreeMap<ListId, Arc<[BackendPlan]>>,
+        lists: &mut PackedMap<ListId, Arc<[BackendPlan]>>,
         content: Vec<BackendPlan>,
         frontend: &FrontendKey,
         fault: Fault,
@@ -148,12 +148,12 @@ impl ServiceNumbers {
     }
 }
 
-fn find(lists: &BTreeMap<ListId, Arc<[BackendPlan]>>, content: &[BackendPlan]) -> Option<ListId> {
+fn find(lists: &PackedMap<ListId, Arc<[BackendPlan]>>, content: &[BackendPlan]) -> Option<ListId> {
     find_entry(lists, content).map(|(id, _)| id)
 }
 
 fn find_entry<'a>(
-    lists: &'a BTreeMap<ListId, Arc<[BackendPlan]>>,
+    lists: &'a PackedMap<ListId, Arc<[BackendPlan]>>,
     content: &[BackendPlan],
 ) -> Option<(ListId, &'a Arc<[BackendPlan]>)> {
     lists.iter().find(|(_, list)| ***list == *content).map(|(id, list)| (*id, list))

@@ -21,12 +21,12 @@ const AFFINITY: u32 = 10800;
 pub struct LoadBalancer {
     /// Why it is none of ours; empty = it is.
     pub ignored: &'static str,
-    /// Addresses inside the cluster.
-    pub cluster_ips: BTreeSet<IpAddr>,
+    /// Addresses inside the cluster; these lists ascend, and have no address twice.
+    pub cluster_ips: Vec<IpAddr>,
     /// Addresses from outside that the user wrote.
-    pub external_ips: BTreeSet<IpAddr>,
+    pub external_ips: Vec<IpAddr>,
     /// Addresses from outside that a load balancer gave.
-    pub load_balancer_ips: BTreeSet<IpAddr>,
+    pub load_balancer_ips: Vec<IpAddr>,
     /// Ports.
     pub ports: Vec<LoadBalancerPort>,
     /// Seconds.
@@ -83,7 +83,8 @@ impl Kind for LoadBalancer {
         }
         texts.retain(|t| t != "None" && !t.is_empty());
         let addresses = |field: &str, texts: &[String]| {
-            texts.iter().map(|t| address(field, t)).collect::<Result<BTreeSet<_>, _>>()
+            let set = texts.iter().map(|t| address(field, t)).collect::<Result<BTreeSet<_>, _>>()?;
+            Ok::<Vec<IpAddr>, String>(set.into_iter().collect())
         };
         let mut load_balancer_ips = BTreeSet::new();
         let ingress =
@@ -110,7 +111,7 @@ impl Kind for LoadBalancer {
             ignored,
             cluster_ips: addresses("spec.clusterIPs", &texts)?,
             external_ips: addresses("spec.externalIPs", &spec.external_ips)?,
-            load_balancer_ips,
+            load_balancer_ips: load_balancer_ips.into_iter().collect(),
             ports,
             affinity,
             internal_local: spec.internal_traffic_policy == "Local",

@@ -128,7 +128,7 @@ fn as_pod(w: &Workload) -> Pod {
         uid: w.uid.to_string(),
         mirror_of: String::new(),
         node: Some(w.node.clone()),
-        labels: w.profile.labels.clone(),
+        labels: w.profile.labels.clone().into(),
         service_account: w.profile.service_account.clone(),
         host_network: false,
         named_ports: w.profile.ports.clone(),

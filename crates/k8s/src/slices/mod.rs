@@ -74,7 +74,7 @@ impl Workload {
             node,
             created: pod.created.as_str().into(),
             profile: Arc::new(Profile {
-                labels: pod.labels.clone(),
+                labels: (*pod.labels).clone(),
                 service_account: pod.service_account.clone(),
                 ports,
             }),

@@ -5,13 +5,13 @@ mod pod;
 mod policy;
 mod service;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use flowloom_model::{
-    DEFAULT_VPC, Endpoint, EndpointKey, GroupName, Labels, NameError, NamedPort, Node, NodeName,
+    DEFAULT_VPC, Endpoint, EndpointKey, GroupName, Labels, NameError, NamedPort, Node, NodeName, PackedMap,
     SecurityGroup, Service, ServiceName, Subnet, SubnetName, VpcName,
 };
 
@@ -123,14 +123,15 @@ pub struct Translator {
     policies: Cache<NetworkPolicy>,
     /// Pod CIDRs in use, by node.
     accepted: BTreeMap<ObjectName, Vec<ipnet::IpNet>>,
-    /// Slices of each service.
-    slices_of: BTreeMap<ObjectName, BTreeSet<ObjectName>>,
-    /// The service that each slice speaks of.
-    service_of: BTreeMap<ObjectName, ObjectName>,
+    /// Names of each service's slices.
+    slices_of: BTreeMap<ObjectName, PackedMap<Box<str>, ()>>,
     /// Pods of other nodes that claim an address.
-    claims: BTreeMap<IpAddr, BTreeSet<ObjectName>>,
+    claims: BTreeMap<IpAddr, PackedMap<ObjectName, ()>>,
     /// Addresses that each of them claims.
     claimed: BTreeMap<ObjectName, Vec<IpAddr>>,
+    /// Pods of this node that were told.
+    local: BTreeSet<ObjectName>,
+    common: Common,
     dirty: Dirty,
     faults: BTreeMap<(&'static str, ObjectName), ObjectFault>,
 }
@@ -143,10 +144,34 @@ pub trait Held: Kind {
     fn cache_mut(translator: &mut Translator) -> &mut Cache<Self>;
     /// Notes what has to be translated again, after an object changed; `before` is what it was.
     fn touch(translator: &mut Translator, name: &ObjectName, before: Option<&Self>);
+    /// Takes parts of an object from where others of its kind have the same.
+    fn share(&mut self, _common: &mut Common) {}
+}
+
+/// Parts that objects have in common.
+#[derive(Debug, Default)]
+pub struct Common {
+    labels: HashSet<Arc<Labels>>,
+    /// Sets at which those that nobody has any more are looked for.
+    look_at: usize,
+}
+
+impl Common {
+    fn labels(&mut self, labels: &mut Arc<Labels>) {
+        if let Some(known) = self.labels.get(&**labels) {
+            *labels = known.clone();
+            return;
+        }
+        if self.labels.len() >= self.look_at {
+            self.labels.retain(|set| Arc::strong_count(set) > 1);
+            self.look_at = 2 * self.labels.len() + 64;
+        }
+        self.labels.insert(labels.clone());
+    }
 }
 
 macro_rules! held {
-    ($kind:ty, $field:ident, $touch:expr) => {
+    ($kind:ty, $field:ident, $touch:expr $(, $share:item)?) => {
         impl Held for $kind {
             fn cache(translator: &Translator) -> &Cache<Self> {
                 &translator.$field
@@ -158,15 +183,23 @@ macro_rules! held {
                 let touch: fn(&mut Translator, &ObjectName, Option<&Self>) = $touch;
                 touch(translator, name, before);
             }
+            $($share)?
         }
     };
 }
 
 held!(object::Node, nodes, |t, name, _| t.dirty.nodes.extend([name.clone()]));
 held!(Namespace, namespaces, |t, name, _| t.touch_pods_of(&name.name));
-held!(Pod, pods, |t, name, _| t.dirty.pods.extend([name.clone()]));
+held!(
+    Pod,
+    pods,
+    |t, name, _| t.dirty.pods.extend([name.clone()]),
+    fn share(&mut self, common: &mut Common) {
+        common.labels(&mut self.labels);
+    }
+);
 held!(LoadBalancer, services, |t, name, _| t.dirty.services.extend([name.clone()]));
-held!(EndpointSlice, slices, |t, name, _| t.touch_slice(name));
+held!(EndpointSlice, slices, |t, name, before| t.touch_slice(name, before));
 held!(NetworkPolicy, policies, |t, name, before| t.touch_policy(name, before));
 
 impl Translator {
@@ -186,9 +219,10 @@ impl Translator {
             policies: Cache::default(),
             accepted: BTreeMap::new(),
             slices_of: BTreeMap::new(),
-            service_of: BTreeMap::new(),
             claims: BTreeMap::new(),
             claimed: BTreeMap::new(),
+            local: BTreeSet::new(),
+            common: Common::default(),
             dirty: Dirty::default(),
             faults: BTreeMap::new(),
         })
@@ -201,7 +235,10 @@ impl Translator {
     }
 
     /// Takes a new version of an object, good or refused.
-    pub fn put<T: Held>(&mut self, name: &ObjectName, object: Result<T, String>) {
+    pub fn put<T: Held>(&mut self, name: &ObjectName, mut object: Result<T, String>) {
+        if let Ok(object) = &mut object {
+            object.share(&mut self.common);
+        }
         let before = T::cache(self).object(name).cloned();
         if T::cache_mut(self).put(name, object) {
             T::touch(self, name, before.as_deref());
@@ -217,7 +254,10 @@ impl Translator {
     }
 
     /// Takes a complete list.
-    pub fn replace<T: Held>(&mut self, list: Vec<(ObjectName, Result<T, String>)>) {
+    pub fn replace<T: Held>(&mut self, mut list: Vec<(ObjectName, Result<T, String>)>) {
+        for object in list.iter_mut().filter_map(|(_, object)| object.as_mut().ok()) {
+            object.share(&mut self.common);
+        }
         let known = T::cache(self).iter();
         let before: BTreeMap<ObjectName, Arc<T>> = known.map(|(name, o)| (name.clone(), o.clone())).collect();
         for name in T::cache_mut(self).replace(list) {
@@ -322,5 +362,31 @@ impl Translator {
                 drop(self.faults.insert(key, ObjectFault { kind, name: name.clone(), reason, message }));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(n: usize) -> Arc<Labels> {
+        Arc::new(Labels::from([("app".to_owned(), format!("a{n}"))]))
+    }
+
+    #[test]
+    fn equal_labels_are_one_set_and_sets_that_nobody_has_go() {
+        let mut common = Common::default();
+        let (mut first, mut second, mut other) = (labels(1), labels(1), labels(2));
+        for set in [&mut first, &mut second, &mut other] {
+            common.labels(set);
+        }
+        assert!(Arc::ptr_eq(&first, &second) && !Arc::ptr_eq(&first, &other));
+        for n in 0..1000 {
+            common.labels(&mut labels(n));
+        }
+        assert!(common.labels.len() < 200, "{}", common.labels.len());
+        let mut again = labels(2);
+        common.labels(&mut again);
+        assert!(Arc::ptr_eq(&again, &other));
     }
 }

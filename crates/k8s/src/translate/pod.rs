@@ -30,7 +30,7 @@ pub fn namespace_label(key: &str) -> String {
 
 /// A Pod's labels as its endpoint carries them. Ours come last: no Pod gives itself another namespace.
 fn labels(name: &ObjectName, pod: &Pod, namespace: &Labels) -> Labels {
-    let mut labels = pod.labels.clone();
+    let mut labels = (*pod.labels).clone();
     labels.extend(namespace.iter().map(|(k, v)| (namespace_label(k), v.clone())));
     for (key, value) in [
         (POD_NAMESPACE, &name.namespace),
@@ -56,18 +56,18 @@ impl Translator {
             let ips = self.claims_of(name);
             let before = self.claimed.remove(name).unwrap_or_default();
             for ip in &before {
-                if let Some(set) = self.claims.get_mut(ip) {
-                    set.remove(name);
-                    all.extend(set.iter().cloned());
-                    if set.is_empty() {
+                if let Some(who) = self.claims.get_mut(ip) {
+                    who.remove(name);
+                    all.extend(who.keys().cloned());
+                    if who.is_empty() {
                         self.claims.remove(ip);
                     }
                 }
             }
             for ip in &ips {
-                let set = self.claims.entry(*ip).or_default();
-                all.extend(set.iter().cloned());
-                set.insert(name.clone());
+                let who = self.claims.entry(*ip).or_default();
+                all.extend(who.keys().cloned());
+                who.insert(name.clone(), ());
             }
             if !ips.is_empty() {
                 self.claimed.insert(name.clone(), ips);
@@ -117,7 +117,11 @@ impl Translator {
             }
         }
         delta.endpoints.insert(key, endpoint.map(Arc::new));
-        delta.local_pods.insert(name.clone(), local);
+        // Of Pods elsewhere there is nothing to take back.
+        let known = if local.is_some() { !self.local.insert(name.clone()) } else { self.local.remove(name) };
+        if local.is_some() || known {
+            delta.local_pods.insert(name.clone(), local);
+        }
         self.fault(Pod::NAME, name, fault);
     }
 
@@ -125,7 +129,8 @@ impl Translator {
     fn winner(&self, name: &ObjectName, pod: &Pod) -> Option<ObjectName> {
         let rank = |name: &ObjectName, pod: &Pod| (!pod.leaving, pod.created.clone(), name.clone());
         let own = rank(name, pod);
-        let rivals = pod.ips.iter().filter_map(|ip| self.claims.get(ip)).flatten().filter(|n| *n != name);
+        let claims = pod.ips.iter().filter_map(|ip| self.claims.get(ip));
+        let rivals = claims.flat_map(|who| who.keys()).filter(|n| *n != name);
         rivals
             .filter_map(|n| Some((n, self.pods.object(n)?)))
             .find(|(n, p)| rank(n, p) > own)

@@ -1,31 +1,31 @@
 //! Services with the backends of their EndpointSlices, and ports of this node that stand for a Pod's.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use flowloom_model::{Backend, BackendState, NodeName, Service, ServiceName, ServicePort, VpcName, joined};
 
 use super::{Delta, LocalPod, Translator};
-use crate::{LoadBalancer, LoadBalancerPort, ObjectName};
+use crate::{EndpointSlice, LoadBalancer, LoadBalancerPort, ObjectName};
 
 impl Translator {
-    pub(super) fn touch_slice(&mut self, slice: &ObjectName) {
-        let now = self.slices.object(slice).filter(|s| !s.service.is_empty());
-        let now = now.map(|s| ObjectName::new(&slice.namespace, &s.service));
-        let before = self.service_of.remove(slice);
-        if let Some(service) = &before {
-            if let Some(set) = self.slices_of.get_mut(service) {
-                set.remove(slice);
-                if set.is_empty() {
-                    self.slices_of.remove(service);
+    pub(super) fn touch_slice(&mut self, slice: &ObjectName, before: Option<&EndpointSlice>) {
+        let service = |s: &EndpointSlice| {
+            (!s.service.is_empty()).then(|| ObjectName::new(&slice.namespace, &s.service))
+        };
+        let now = self.slices.object(slice).and_then(|s| service(s));
+        if let Some(service) = before.and_then(service) {
+            if let Some(slices) = self.slices_of.get_mut(&service) {
+                slices.remove(slice.name.as_str());
+                if slices.is_empty() {
+                    self.slices_of.remove(&service);
                 }
             }
-            self.dirty.services.insert(service.clone());
+            self.dirty.services.insert(service);
         }
         if let Some(service) = now {
-            self.slices_of.entry(service.clone()).or_default().insert(slice.clone());
-            self.service_of.insert(slice.clone(), service.clone());
+            self.slices_of.entry(service.clone()).or_default().insert(slice.name.as_str().into(), ());
             self.dirty.services.insert(service);
         }
     }
@@ -42,9 +42,9 @@ impl Translator {
             vpc: self.vpc.clone(),
             name: key.clone(),
             ports: from.ports.iter().map(|p| self.port(name, p)).collect(),
-            cluster_ips: from.cluster_ips.clone(),
-            external_ips: from.external_ips.clone(),
-            load_balancer_ips: from.load_balancer_ips.clone(),
+            cluster_ips: from.cluster_ips.iter().copied().collect(),
+            external_ips: from.external_ips.iter().copied().collect(),
+            load_balancer_ips: from.load_balancer_ips.iter().copied().collect(),
             affinity: from.affinity,
             internal_local: from.internal_local,
             external_local: from.external_local,
@@ -54,16 +54,11 @@ impl Translator {
     }
 
     fn port(&self, service: &ObjectName, port: &LoadBalancerPort) -> ServicePort {
-        let mut made = ServicePort {
-            name: port.port_name(),
-            protocol: port.protocol,
-            port: port.port,
-            node_port: port.node_port,
-            host_addresses: BTreeSet::new(),
-            backends: Default::default(),
-        };
-        let slices = self.slices_of.get(service).into_iter().flatten();
-        for slice in slices.filter_map(|name| self.slices.object(name)) {
+        let mut backends: BTreeMap<(IpAddr, u16), Backend> = BTreeMap::new();
+        let slices = self.slices_of.get(service).into_iter().flat_map(|names| names.keys());
+        let slices =
+            slices.filter_map(|name| self.slices.object(&ObjectName::new(&service.namespace, &**name)));
+        for slice in slices {
             for own in slice.ports.iter().filter(|p| p.name == port.name && p.protocol == port.protocol) {
                 for endpoint in &slice.endpoints {
                     let backend = Backend {
@@ -74,14 +69,21 @@ impl Translator {
                     };
                     // While a Pod moves between slices it is in both: the better word counts.
                     let place =
-                        made.backends.entry((endpoint.address, own.port)).or_insert_with(|| backend.clone());
+                        backends.entry((endpoint.address, own.port)).or_insert_with(|| backend.clone());
                     if backend.state < place.state {
                         *place = backend;
                     }
                 }
             }
         }
-        made
+        ServicePort {
+            name: port.port_name(),
+            protocol: port.protocol,
+            port: port.port,
+            node_port: port.node_port,
+            host_addresses: BTreeSet::new(),
+            backends: backends.into_iter().collect(),
+        }
     }
 }
 

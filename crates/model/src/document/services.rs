@@ -1,13 +1,13 @@
 //! Readers of load balancers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::objects::vpc_of;
 use super::reader::{Path, Reader};
 use super::schema;
 use super::tree::Tree;
-use crate::{Backend, BackendState, Protocol, Reason, Service, ServicePort};
+use crate::{Backend, BackendState, PackedMap, Protocol, Reason, Service, ServicePort};
 
 /// Seconds of affinity when the document names none.
 const AFFINITY: u32 = 10_800;
@@ -50,7 +50,7 @@ fn port(r: &mut Reader, path: &Path<'_>, tree: &Tree) -> Option<ServicePort> {
     let name = r.at(path, &f, "name", Reader::name);
     let port = r.at(path, &f, "port", |r, p, t| r.number(p, t, 1..=u16::MAX));
     let protocol = r.at(path, &f, "protocol", |r, p, t| r.choice(p, t, &PROTOCOLS)).unwrap_or(Protocol::Tcp);
-    let mut backends: BTreeMap<(IpAddr, u16), Backend> = BTreeMap::new();
+    let mut backends: PackedMap<(IpAddr, u16), Backend> = PackedMap::new();
     r.at(path, &f, "backends", |r, p, t| {
         r.each(p, Some(t), |r, p, t| {
             let (at, backend) = backend(r, p, t)?;
