@@ -193,7 +193,8 @@ impl Core {
             error(ErrorCode::InUse, "another endpoint has the name that this attachment would get")
         })?;
         let (asked, now) = (&request.runtime.ips, Self::now());
-        let (subnet, ips) = self.ipam.acquire(vpc, wanted.as_ref(), asked, &request.attachment, now)?;
+        let acquired = self.ipam.acquire(vpc, wanted.as_ref(), asked, &request.attachment, now);
+        let (subnet, ips) = acquired.map_err(|e| self.with_own_fault(vpc, e))?;
         let mut labels = labels(network, &request.args);
         if let Some(pod) = pod {
             // For a life of the agent that begins after the Pod's object went.

@@ -82,6 +82,12 @@ pub const AGENT: Account = Account {
         ),
         cluster("discovery.k8s.io", &["endpointslices"], READ, "Backends of Services."),
         cluster("networking.k8s.io", &["networkpolicies"], READ, "Policies."),
+        cluster(
+            "networking.k8s.io",
+            &["servicecidrs"],
+            READ,
+            "Ranges of Services, which pod CIDRs must keep clear of (Kubernetes 1.33).",
+        ),
         cluster("flowloom.io", &["workloadslices"], READ, "Pods of other nodes."),
         cluster(
             "",

@@ -13,7 +13,9 @@ use ipnet::IpNet;
 use serde::de::DeserializeOwned;
 
 pub use self::policy::{NetworkPolicy, PolicyPeer, PolicyPort, PolicyRule, PortMatch};
-pub use self::service::{EndpointSlice, LoadBalancer, LoadBalancerPort, SliceEndpoint, SlicePort};
+pub use self::service::{
+    EndpointSlice, LoadBalancer, LoadBalancerPort, ServiceCidr, SliceEndpoint, SlicePort,
+};
 use crate::wire;
 
 /// Namespace and name; the namespace is empty for what has none.
@@ -49,6 +51,8 @@ pub trait Kind: Sized + fmt::Debug + PartialEq + Send + Sync + 'static {
     const NAME: &'static str;
     /// Collection of all namespaces.
     const PATH: &'static str;
+    /// Servers may not have the kind, or not show it; then there is nothing of it to wait for.
+    const OPTIONAL: bool = false;
     /// Reads the object's JSON.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! All watches together. A burst of changes becomes one update; before every kind's first list is complete there is none.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use crate::translate::Held;
 use crate::watch::{Happening, Selection, follow};
 use crate::{
     Client, Delta, EndpointSlice, Kind, LoadBalancer, Namespace, NetworkPolicy, Node, ObjectFault,
-    ObjectName, Pod, Translator,
+    ObjectName, Pod, ServiceCidr, Translator,
 };
 
 /// In the long run one update per this long: a burst is gathered, and what it costs is bounded.
@@ -57,6 +57,8 @@ pub struct KindStatus {
     pub failures: u64,
     /// Why, if it is now.
     pub error: Option<String>,
+    /// The server need not have it: nothing waits for its list.
+    pub optional: bool,
 }
 
 /// How all of them stand; shared with whoever shows it.
@@ -87,6 +89,8 @@ impl SourceStatus {
 enum Said {
     Alive,
     Failed(String),
+    /// The server does not have the kind, or does not show it.
+    Absent(String),
     Listed(Change),
     Changed(Change),
 }
@@ -155,26 +159,34 @@ pub async fn run_with(
     follow_kind::<LoadBalancer>(&mut tasks, &client, &sender);
     follow_kind::<EndpointSlice>(&mut tasks, &client, &sender);
     follow_kind::<NetworkPolicy>(&mut tasks, &client, &sender);
+    follow_kind::<ServiceCidr>(&mut tasks, &client, &sender);
+    status.with(ServiceCidr::NAME, |s| s.optional = true);
+    // One answer is waited for, whatever it is: what these say may refuse a node's pod CIDR, and what was in use once stays.
+    let mut silent = BTreeSet::from([ServiceCidr::NAME]);
     drop(sender);
     let mut pace = Pace::new(Instant::now());
     let mut heard: Option<Instant> = None;
     while let Some(first) = said.recv().await {
         let at = first.1;
-        let mut changed = take(first, &mut translator, &status);
+        let mut take = |word: Word, translator: &mut Translator| {
+            let answered = !matches!(word.2, Said::Alive) && silent.remove(word.0);
+            take(word, translator, &status) | answered
+        };
+        let mut changed = take(first, &mut translator);
         if changed && Instant::now() < pace.opens {
             while let Ok(Some(next)) = timeout_at(pace.opens, said.recv()).await {
-                take(next, &mut translator, &status);
+                take(next, &mut translator);
             }
         }
         while let Ok(next) = said.try_recv() {
-            changed |= take(next, &mut translator, &status);
+            changed |= take(next, &mut translator);
         }
         if !changed {
             continue;
         }
         heard.get_or_insert(at);
         count(&translator, &status);
-        if !translator.waiting_for().is_empty() {
+        if !translator.waiting_for().is_empty() || !silent.is_empty() {
             continue;
         }
         let delta = translator.delta();
@@ -207,6 +219,10 @@ fn take((kind, _, said): Word, translator: &mut Translator, status: &SourceStatu
             });
             false
         }
+        Said::Absent(error) => {
+            status.with(kind, |s| (s.heard, s.error) = (now, Some(error)));
+            false
+        }
         Said::Listed(change) => {
             change(translator);
             status.with(kind, |s| {
@@ -234,6 +250,7 @@ fn count(translator: &Translator, status: &SourceStatus) {
     of::<LoadBalancer>(translator, status);
     of::<EndpointSlice>(translator, status);
     of::<NetworkPolicy>(translator, status);
+    of::<ServiceCidr>(translator, status);
 }
 
 /// Own Pods and slices, joined: to the translator they are Pods.
@@ -297,9 +314,17 @@ fn follow_kind<T: Held>(
     let jitter = RandomState::new().hash_one(T::NAME);
     tasks.spawn(async move {
         let selection = Selection::default();
+        let mut absent = false;
         let tell = |happening: Happening<T>| {
             let said = match happening {
                 Happening::Alive => Said::Alive,
+                Happening::Failed(e) if T::OPTIONAL && e.is_absent() => {
+                    // Said once: it is the same every few minutes.
+                    if !std::mem::replace(&mut absent, true) {
+                        tracing::info!(kind = T::NAME, error = %e, "the server does not show this kind");
+                    }
+                    Said::Absent(format!("the server does not show them: {e}"))
+                }
                 Happening::Failed(e) => {
                     tracing::warn!(kind = T::NAME, error = %e, "watch interrupted");
                     Said::Failed(e.to_string())

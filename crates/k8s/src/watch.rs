@@ -27,6 +27,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Longest.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
+/// Between questions for a kind that the server need not have: it may learn it.
+const ABSENT_PAUSE: Duration = Duration::from_secs(300);
+
 /// Which objects of a kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
@@ -77,6 +80,14 @@ pub enum WatchError {
         /// For people.
         message: String,
     },
+}
+
+impl WatchError {
+    /// The server has no such kind, or does not show it.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Self::Client(e) if matches!(e.code(), 403 | 404))
+    }
 }
 
 #[derive(Deserialize)]
@@ -162,6 +173,7 @@ pub async fn follow<T: Kind>(
             _ => Duration::ZERO,
         };
         let expired = matches!(error, WatchError::Expired(_));
+        let absent = T::OPTIONAL && error.is_absent();
         if !tell(Happening::Failed(error)) {
             return;
         }
@@ -170,7 +182,12 @@ pub async fn follow<T: Kind>(
             continue;
         }
         // Agents of a thousand nodes do not come back in step.
-        let spread = pause.mul_f64(0.5 + (jitter % 1024) as f64 / 1024.0);
+        let spread = |pause: Duration| pause.mul_f64(0.5 + (jitter % 1024) as f64 / 1024.0);
+        if absent {
+            tokio::time::sleep(spread(ABSENT_PAUSE)).await;
+            continue;
+        }
+        let spread = spread(pause);
         tokio::time::sleep(spread.max(asked).min(2 * LONGEST_PAUSE)).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }

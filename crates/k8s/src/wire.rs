@@ -115,6 +115,19 @@ pub(crate) struct Namespace {
 }
 
 #[derive(Debug, Deserialize)]
+pub(crate) struct ServiceCidr {
+    pub(crate) metadata: Meta,
+    #[serde(default, deserialize_with = "or_default")]
+    pub(crate) spec: ServiceCidrSpec,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct ServiceCidrSpec {
+    #[serde(default, deserialize_with = "or_default")]
+    pub(crate) cidrs: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
 pub(crate) struct Pod {
     pub(crate) metadata: Meta,
     #[serde(default, deserialize_with = "or_default")]

@@ -8,14 +8,21 @@ use std::time::Duration;
 
 use flowloom_k8s::{
     EndpointSlice, Kind, LoadBalancer, Namespace, NetworkPolicy, Node, ObjectFault, Options, Pod,
-    SourceStatus, Translator, Update, run,
+    ServiceCidr, SourceStatus, Translator, Update, run,
 };
 use serde_json::{Value, json};
 use support::{Server, Trouble};
 use tokio::sync::mpsc;
 
-const PATHS: [&str; 6] =
-    [Node::PATH, Namespace::PATH, Pod::PATH, LoadBalancer::PATH, EndpointSlice::PATH, NetworkPolicy::PATH];
+const PATHS: [&str; 7] = [
+    Node::PATH,
+    Namespace::PATH,
+    Pod::PATH,
+    LoadBalancer::PATH,
+    EndpointSlice::PATH,
+    NetworkPolicy::PATH,
+    ServiceCidr::PATH,
+];
 
 fn pod(name: &str, ip: &str) -> Value {
     json!({"metadata": {"name": name, "namespace": "shop", "uid": name}, "spec": {"nodeName": "n2"},
@@ -29,6 +36,7 @@ struct Seen {
     /// Everything that ever went.
     gone: BTreeSet<String>,
     groups: BTreeSet<String>,
+    subnets: BTreeSet<String>,
     faults: Vec<ObjectFault>,
     status: SourceStatus,
 }
@@ -45,6 +53,7 @@ impl Seen {
             endpoints: BTreeSet::new(),
             gone: BTreeSet::new(),
             groups: BTreeSet::new(),
+            subnets: BTreeSet::new(),
             faults: Vec::new(),
             status,
         }
@@ -64,6 +73,13 @@ impl Seen {
                 self.groups.insert(name.to_string())
             } else {
                 self.groups.remove(&name.to_string())
+            };
+        }
+        for ((_, name), value) in update.delta.subnets {
+            if value.is_some() {
+                self.subnets.insert(name.to_string())
+            } else {
+                self.subnets.remove(&name.to_string())
             };
         }
         self.faults = update.faults;
@@ -187,7 +203,7 @@ async fn a_malformed_object_of_each_kind_leaves_its_neighbours_and_is_named() {
     let server = shop().await;
     for path in PATHS {
         let mut bad = json!({"metadata": {"name": "bad", "labels": 5}, "spec": 5});
-        if ![Node::PATH, Namespace::PATH].contains(&path) {
+        if ![Node::PATH, Namespace::PATH, ServiceCidr::PATH].contains(&path) {
             bad["metadata"]["namespace"] = "shop".into();
         }
         server.put(path, bad);
@@ -195,7 +211,7 @@ async fn a_malformed_object_of_each_kind_leaves_its_neighbours_and_is_named() {
     let mut seen = Seen::start(&server).await;
     seen.until_pods(&["p1", "p2", "p3", "p4", "p5"]).await;
     let named: BTreeMap<&str, String> = seen.faults.iter().map(|f| (f.kind, f.to_string())).collect();
-    for kind in ["Node", "Namespace", "Pod", "Service", "EndpointSlice", "NetworkPolicy"] {
+    for kind in ["Node", "Namespace", "Pod", "Service", "EndpointSlice", "NetworkPolicy", "ServiceCIDR"] {
         let text = named.get(kind).unwrap_or_else(|| panic!("{kind} is not named: {named:#?}"));
         assert!(
             text.contains("bad") && (text.contains("metadata.labels") || text.contains("spec")),
@@ -212,4 +228,71 @@ async fn a_malformed_object_of_each_kind_leaves_its_neighbours_and_is_named() {
     })
     .await;
     assert!(seen.gone.is_empty());
+}
+
+fn node(name: &str, third: u8, created: &str) -> Value {
+    json!({"metadata": {"name": name, "creationTimestamp": created},
+        "spec": {"podCIDRs": [format!("10.1.{third}.0/24")]},
+        "status": {"addresses": [{"type": "InternalIP", "address": format!("192.0.2.{third}")}]}})
+}
+
+fn service_cidr(name: &str, cidr: &str, created: &str) -> Value {
+    json!({"metadata": {"name": name, "creationTimestamp": created}, "spec": {"cidrs": [cidr]}})
+}
+
+#[tokio::test]
+async fn a_node_in_the_way_of_a_service_cidr_is_refused_aloud_unless_it_was_there_first() {
+    let server = Server::start().await;
+    let (first, then, last) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "2026-01-03T00:00:00Z");
+    server.put(ServiceCidr::PATH, service_cidr("kubernetes", "10.1.2.128/25", first));
+    for (name, third) in [("n2", 2), ("n3", 3), ("n4", 4)] {
+        server.put(Node::PATH, node(name, third, then));
+    }
+    let mut seen = Seen::start(&server).await;
+    let told = |s: &Seen| {
+        let faults = s.faults.iter().filter(|f| f.kind == "Node");
+        faults.map(|f| format!("{} {}: {}", f.name, f.reason, f.message)).collect::<Vec<_>>()
+    };
+    let subnets = |s: &Seen| s.subnets.iter().cloned().collect::<Vec<_>>();
+    seen.until("the first update", |s| !s.subnets.is_empty()).await;
+    assert_eq!(subnets(&seen), ["node.n3", "node.n4"]);
+    let refused = "n2 PodCidrConflict: its pod CIDR 10.1.2.0/24 overlaps 10.1.2.128/25, which ServiceCIDR kubernetes gives to Services";
+    assert_eq!(told(&seen), [refused]);
+    // A range that somebody adds later is told and takes no running node away, not even from an agent that starts anew.
+    server.put(ServiceCidr::PATH, service_cidr("more", "10.1.3.0/24", last));
+    for _ in 0..2 {
+        seen.until("the younger range", |s| told(s).len() == 2).await;
+        assert!(told(&seen)[1].ends_with("the node is older and keeps it: give Services another range"));
+        assert_eq!(subnets(&seen), ["node.n3", "node.n4"]);
+        seen = Seen::start(&server).await;
+    }
+    // An address of a node is no better, and a range that goes frees what was in its way.
+    server.put(ServiceCidr::PATH, service_cidr("hosts", "192.0.2.4/32", first));
+    server.remove(ServiceCidr::PATH, "", "kubernetes");
+    seen.until("a free range", |s| s.subnets.contains("node.n2") && told(s).len() == 2).await;
+    let conflict = "n4 NodeAddressConflict: its address 192.0.2.4 is in 192.0.2.4/32";
+    assert!(told(&seen)[1].starts_with(conflict), "{:?}", told(&seen));
+}
+
+#[tokio::test]
+async fn a_server_that_shows_no_service_cidrs_keeps_nobody_waiting_and_is_not_asked_again_at_once() {
+    for code in [404, 403] {
+        let server = shop().await;
+        server.trouble(ServiceCidr::PATH, &[Trouble::Status(code, 0)]);
+        let mut seen = Seen::start(&server).await;
+        seen.until_pods(&["p1", "p2", "p3", "p4", "p5"]).await;
+        server.put(Pod::PATH, pod("p6", "10.1.2.6"));
+        seen.until_pods(&["p1", "p2", "p3", "p4", "p5", "p6"]).await;
+        let kind = &seen.status.kinds()["ServiceCIDR"];
+        assert!(kind.optional && !kind.listed && kind.failures == 0, "{kind:#?}");
+        assert!(kind.error.as_ref().is_some_and(|e| e.contains(&code.to_string())), "{kind:#?}");
+        assert!(seen.faults.is_empty(), "{:?}", seen.faults);
+        assert_eq!(server.requests(ServiceCidr::PATH).len(), 1);
+    }
+    // One that fails for another reason keeps nobody waiting either, and is asked again soon.
+    let server = shop().await;
+    server.trouble(ServiceCidr::PATH, &[Trouble::Status(500, 0)]);
+    let mut seen = Seen::start(&server).await;
+    seen.until_pods(&["p1", "p2", "p3", "p4", "p5"]).await;
+    seen.until("its list", |s| s.status.kinds()["ServiceCIDR"].listed).await;
 }

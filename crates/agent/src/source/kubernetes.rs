@@ -262,7 +262,7 @@ impl Core {
     pub(crate) fn silent_kubernetes(&self) -> Option<String> {
         let kubernetes = self.kubernetes.as_ref().filter(|k| !k.listed)?;
         let kinds = kubernetes.status.kinds();
-        let error = kinds.values().find_map(|k| k.error.as_deref());
+        let error = kinds.values().filter(|k| !k.optional).find_map(|k| k.error.as_deref());
         Some(error.map_or_else(|| "kubernetes".to_owned(), |e| format!("kubernetes: {e}")))
     }
 
@@ -402,6 +402,19 @@ impl Core {
         Err(ApiError::new(ErrorCode::NotReady, format!("pod {name}{uid}: {what}")))
     }
 
+    /// Why an ADD gets no address, with what is wrong with this node's own object: a pod CIDR that is refused gives none.
+    pub(crate) fn with_own_fault(&self, vpc: &VpcName, error: ApiError) -> ApiError {
+        let concerns = vpc.is_default() && error.code == ErrorCode::InvalidRequest;
+        let own = |f: &&ObjectFault| {
+            f.kind == <flowloom_k8s::Node as flowloom_k8s::Kind>::NAME
+                && f.name.name == self.config.node.as_str()
+        };
+        match self.kubernetes.as_ref().filter(|_| concerns).and_then(|k| k.faults.iter().find(own)) {
+            Some(fault) => ApiError::new(error.code, format!("{fault}; {}", error.message)),
+            None => error,
+        }
+    }
+
     /// Tells the Pod's owner that its network could not be made.
     pub(crate) fn pod_event(&self, args: &BTreeMap<String, String>, error: &ApiError) {
         let Some(events) = self.kubernetes.as_ref().and_then(|k| k.events.as_ref()) else { return };
@@ -432,6 +445,7 @@ impl Core {
             lists: s.lists,
             failures: s.failures,
             error: s.error.unwrap_or_default(),
+            optional: s.optional,
         });
         let fault = |c: Complaint| v1::KubernetesFault {
             kind: c.kind,

@@ -7,7 +7,7 @@ use flowloom_compiler::{CompilerCache, compile_with};
 use flowloom_datapath::adopt;
 use flowloom_k8s::{
     EndpointSlice, LoadBalancer, Namespace, NetworkPolicy, Node as NodeObject, ObjectName, Options, Pod,
-    Translator, Update,
+    ServiceCidr, Translator, Update,
 };
 use flowloom_model::EndpointKey;
 use proptest::prelude::*;
@@ -340,6 +340,26 @@ fn a_pod_and_its_attachment_are_one_endpoint() {
     assert_eq!(of(&core).labels["app"], "other");
     core.cni_del(&del("c1")).unwrap();
     assert!(!core.world.endpoints.contains_key(&key));
+    is_whole(&outside, &mut core);
+}
+
+#[test]
+fn a_pod_of_a_node_whose_range_is_refused_hears_why() {
+    let outside = cluster_node();
+    let mut cluster = Cluster::new();
+    let web = pod("a", "web", 1, 9, json!({}));
+    cluster.put::<Pod>(web.clone());
+    cluster.put::<ServiceCidr>(
+        json!({"metadata": {"name": "kubernetes", "creationTimestamp": "2026-01-01T00:00:00Z"},
+               "spec": {"cidrs": ["10.200.0.0/22"]}}),
+    );
+    let mut core = outside.cluster_agent();
+    core.kubernetes_changed(vec![cluster.update()]);
+    let refused = core.cni_add(&add_pod(&web, "c1")).unwrap_err();
+    let why = "Node n1: its pod CIDR 10.200.1.0/24 overlaps 10.200.0.0/22, which ServiceCIDR kubernetes gives to Services";
+    assert!(refused.message.starts_with(why), "{}", refused.message);
+    let told = core.kubernetes_status().faults;
+    assert_eq!(told.iter().map(|f| f.reason.as_str()).collect::<Vec<_>>(), ["PodCidrConflict"; 3]);
     is_whole(&outside, &mut core);
 }
 

@@ -46,6 +46,9 @@ pub struct KubernetesKind {
     pub failures: u64,
     /// Why it is interrupted now; empty = it is not.
     pub error: String,
+    /// Servers need not have it: nothing waits for its list.
+    #[serde(default)]
+    pub optional: bool,
 }
 
 /// What is wrong with an object.

@@ -26,6 +26,7 @@ pub(crate) fn status(s: &KubernetesStatus, view: View) -> String {
         let state = match (k.error.as_str(), k.listed) {
             ("", true) => Cell::new("watching", Tone::Good),
             ("", false) => Cell::new("listing", Tone::Warn),
+            (_, false) if k.optional => Cell::new("not shown", Tone::Plain),
             (error, _) => Cell::new(error, Tone::Bad),
         };
         let refused = Cell::new(k.refused.to_string(), if k.refused > 0 { Tone::Bad } else { Tone::Plain });

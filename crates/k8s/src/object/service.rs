@@ -124,6 +124,27 @@ impl Kind for LoadBalancer {
     }
 }
 
+/// Ranges that Services get their addresses from. Kubernetes before 1.33 has no such objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceCidr {
+    /// One per family.
+    pub cidrs: Vec<IpNet>,
+    /// RFC 3339, UTC: sorts as text.
+    pub created: String,
+}
+
+impl Kind for ServiceCidr {
+    const NAME: &'static str = "ServiceCIDR";
+    const PATH: &'static str = "/apis/networking.k8s.io/v1/servicecidrs";
+    const OPTIONAL: bool = true;
+
+    fn decode(json: &str) -> Result<Self, String> {
+        let w: wire::ServiceCidr = read(json)?;
+        let cidrs = w.spec.cidrs.iter().map(|t| cidr("spec.cidrs", t)).collect::<Result<_, _>>()?;
+        Ok(Self { cidrs, created: w.metadata.creation_timestamp })
+    }
+}
+
 /// A part of a Service's backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSlice {

@@ -18,7 +18,10 @@ use flowloom_model::{
 pub use self::pod::{POD_NAME, POD_NAMESPACE, POD_SERVICE_ACCOUNT, POD_UID, namespace_label};
 pub use self::service::host_ports;
 use crate::object;
-use crate::{Cache, EndpointSlice, HostPort, Kind, LoadBalancer, Namespace, NetworkPolicy, ObjectName, Pod};
+use crate::{
+    Cache, EndpointSlice, HostPort, Kind, LoadBalancer, Namespace, NetworkPolicy, ObjectName, Pod,
+    ServiceCidr,
+};
 
 /// New value, or none for what is gone.
 pub type Changes<K, V> = BTreeMap<K, Option<V>>;
@@ -121,6 +124,7 @@ pub struct Translator {
     services: Cache<LoadBalancer>,
     slices: Cache<EndpointSlice>,
     policies: Cache<NetworkPolicy>,
+    service_cidrs: Cache<ServiceCidr>,
     /// Pod CIDRs in use, by node.
     accepted: BTreeMap<ObjectName, Vec<ipnet::IpNet>>,
     /// Names of each service's slices.
@@ -201,6 +205,7 @@ held!(
 held!(LoadBalancer, services, |t, name, _| t.dirty.services.extend([name.clone()]));
 held!(EndpointSlice, slices, |t, name, before| t.touch_slice(name, before));
 held!(NetworkPolicy, policies, |t, name, before| t.touch_policy(name, before));
+held!(ServiceCidr, service_cidrs, |t, _, _| t.touch_nodes());
 
 impl Translator {
     /// Knows nothing yet.
@@ -217,6 +222,7 @@ impl Translator {
             services: Cache::default(),
             slices: Cache::default(),
             policies: Cache::default(),
+            service_cidrs: Cache::default(),
             accepted: BTreeMap::new(),
             slices_of: BTreeMap::new(),
             claims: BTreeMap::new(),
@@ -271,7 +277,8 @@ impl Translator {
         T::cache(self)
     }
 
-    /// Kinds whose first list is not complete. While there are any, nothing may be concluded from what is missing.
+    /// Kinds whose first list is not complete. While there are any, nothing may be concluded from what is missing. A kind that the server
+    /// need not have is none of them.
     #[must_use]
     pub fn waiting_for(&self) -> Vec<&'static str> {
         [
@@ -312,6 +319,7 @@ impl Translator {
         faults.extend(refused(&self.services));
         faults.extend(refused(&self.slices));
         faults.extend(refused(&self.policies));
+        faults.extend(refused(&self.service_cidrs));
         faults.sort();
         faults
     }
@@ -347,6 +355,11 @@ impl Translator {
         let pods = self.pods.of_namespace(&name.namespace);
         let turned = pods.filter(|(_, pod)| selects(now, pod) != selects(was, pod));
         self.dirty.pods.extend(turned.map(|(name, _)| name.clone()));
+    }
+
+    fn touch_nodes(&mut self) {
+        let names = self.nodes.iter().map(|(name, _)| name.clone());
+        self.dirty.nodes.extend(names);
     }
 
     fn touch_pods_of(&mut self, namespace: &str) {

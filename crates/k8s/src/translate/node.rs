@@ -34,6 +34,24 @@ struct Taken<'a> {
     addresses: BTreeMap<IpAddr, &'a ObjectName>,
     services: BTreeSet<IpAddr>,
     ranges: BTreeMap<IpNet, BTreeSet<&'a ObjectName>>,
+    /// Where Services get addresses; since when.
+    service_ranges: Vec<(IpNet, &'a ObjectName, &'a str)>,
+}
+
+/// What is wrong with a node.
+struct Wrong {
+    reason: &'static str,
+    message: String,
+    /// Its pod CIDRs are not used, unless they were in use before.
+    refused: bool,
+}
+
+fn wrong(reason: &'static str, message: String) -> Option<Wrong> {
+    Some(Wrong { reason, message, refused: true })
+}
+
+fn overlap(a: &IpNet, b: &IpNet) -> bool {
+    a.contains(b) || b.contains(a)
 }
 
 impl Translator {
@@ -49,8 +67,12 @@ impl Translator {
         let mut names: BTreeSet<ObjectName> = self.nodes.iter().map(|(name, _)| name.clone()).collect();
         names.extend(dirty.iter().cloned());
         self.accepted.retain(|name, _| names.contains(name));
-        let mut taken =
-            Taken { addresses: BTreeMap::new(), services: BTreeSet::new(), ranges: BTreeMap::new() };
+        let mut taken = Taken {
+            addresses: BTreeMap::new(),
+            services: BTreeSet::new(),
+            ranges: BTreeMap::new(),
+            service_ranges: Vec::new(),
+        };
         for (name, node) in self.nodes.iter() {
             taken.addresses.extend(node.internal.iter().map(|ip| (*ip, name)));
             for net in &node.pod_cidrs {
@@ -58,6 +80,10 @@ impl Translator {
             }
         }
         taken.services.extend(self.services.iter().flat_map(|(_, s)| &s.cluster_ips));
+        for (name, range) in self.service_cidrs.iter() {
+            let nets = range.cidrs.iter().map(|net| (*net, name, range.created.as_str()));
+            taken.service_ranges.extend(nets);
+        }
         let mut judged = Vec::new();
         for name in names {
             let (Ok(key), Some(subnet)) = (NodeName::new(&name.name), subnet_name(&name.name)) else {
@@ -67,7 +93,8 @@ impl Translator {
             let fault = node.and_then(|node| self.fault_of(&name, node, &taken));
             // What was right when it came stays: a conflict that comes later takes no running Pod off the network.
             let known = node.is_some_and(|n| self.accepted.get(&name) == Some(&n.pod_cidrs));
-            let usable = node.filter(|n| !n.pod_cidrs.is_empty() && (known || fault.is_none()));
+            let fits = known || fault.as_ref().is_none_or(|f| !f.refused);
+            let usable = node.filter(|n| !n.pod_cidrs.is_empty() && fits);
             delta.nodes.insert(
                 key.clone(),
                 node.map(|n| Node {
@@ -85,7 +112,7 @@ impl Translator {
                 Some(cidrs) => drop(self.accepted.insert(name.clone(), cidrs)),
                 None => drop(self.accepted.remove(&name)),
             }
-            self.fault(object::Node::NAME, &name, fault);
+            self.fault(object::Node::NAME, &name, fault.map(|f| (f.reason, f.message)));
         }
     }
 
@@ -107,21 +134,16 @@ impl Translator {
         }
     }
 
-    fn fault_of(
-        &self,
-        name: &ObjectName,
-        node: &object::Node,
-        taken: &Taken<'_>,
-    ) -> Option<(&'static str, String)> {
+    fn fault_of(&self, name: &ObjectName, node: &object::Node, taken: &Taken<'_>) -> Option<Wrong> {
         if node.internal.is_empty() {
-            return Some(("NoAddress", "it has no InternalIP yet: its kubelet reports one".into()));
+            return wrong("NoAddress", "it has no InternalIP yet: its kubelet reports one".into());
         }
         if node.pod_cidrs.is_empty() {
             let message =
                 "it has no pod CIDR yet: the controller manager allocates them (--allocate-node-cidrs)";
-            return Some(("NoPodCidr", message.into()));
+            return wrong("NoPodCidr", message.into());
         }
-        let conflict = |message: String| Some(("PodCidrConflict", message));
+        let conflict = |message: String| wrong("PodCidrConflict", message);
         for net in &node.pod_cidrs {
             let inside = net.network()..=net.broadcast();
             if let Some((ip, other)) = taken.addresses.range(inside.clone()).next() {
@@ -144,6 +166,32 @@ impl Translator {
                 return conflict(format!("its pod CIDR {net} overlaps {range} of node {other}"));
             }
         }
-        None
+        service_conflict(node, taken)
     }
+}
+
+/// A range of Services that a node is in the way of. Whoever was there first keeps its addresses: a range that somebody adds later, or that
+/// an upgrade of the cluster makes known, takes no node off the network, but it is told.
+fn service_conflict(node: &object::Node, taken: &Taken<'_>) -> Option<Wrong> {
+    let mut told = None;
+    for (range, name, since) in &taken.service_ranges {
+        let cidr = node.pod_cidrs.iter().find(|net| overlap(net, range));
+        let (reason, what) = match (cidr, node.internal.iter().find(|ip| range.contains(*ip))) {
+            (Some(net), _) => ("PodCidrConflict", format!("its pod CIDR {net} overlaps")),
+            (None, Some(ip)) => ("NodeAddressConflict", format!("its address {ip} is in")),
+            (None, None) => continue,
+        };
+        let message = format!("{what} {range}, which ServiceCIDR {name} gives to Services");
+        let (refused, more) = if node.created.as_str() < *since {
+            (false, "; the node is older and keeps it: give Services another range")
+        } else {
+            (true, "")
+        };
+        let found = Wrong { reason, message: message + more, refused };
+        if refused {
+            return Some(found);
+        }
+        told.get_or_insert(found);
+    }
+    told
 }
