@@ -5,6 +5,7 @@ pub mod k8s;
 pub mod measure;
 pub mod node;
 pub mod peers;
+pub mod pods;
 pub mod programs;
 pub mod report;
 pub mod services;

@@ -8,13 +8,14 @@ use clap::{Parser, ValueEnum};
 use flowloom_benches::k8s;
 use flowloom_benches::node::{self, Effort};
 use flowloom_benches::report::Report;
-use flowloom_benches::services;
+use flowloom_benches::{pods, services};
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Name {
     Node,
     K8s,
     Services,
+    Pods,
 }
 
 /// Measures flowloom against peers in the same run.
@@ -39,6 +40,7 @@ fn run(args: &Args) -> Result<bool> {
         Name::Node => node::bench(effort, &args.parts)?,
         Name::K8s => k8s::bench(effort, &args.parts)?,
         Name::Services => services::bench(effort, &args.parts)?,
+        Name::Pods => pods::bench(effort, &args.parts)?,
     };
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned();
     let new = Report { kernel, cpus: std::thread::available_parallelism()?.get(), measures };

@@ -28,7 +28,7 @@ pub(crate) struct DemoArgs {
 
 #[derive(clap::Args)]
 pub(crate) struct BenchArgs {
-    /// Which benchmark: node, k8s, services.
+    /// Which benchmark: node, k8s, services, pods (the last needs `scripts/setup.sh --k8s`).
     name: String,
     /// Run short and compare with the record; a ratio that moved more than 20 % fails.
     #[arg(long)]
@@ -132,7 +132,11 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<()> {
 pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
     root_needed()?;
     bpf::build()?;
-    let packages = ["-p", "flowloom-agent", "-p", "flowloom-cni", "-p", "flowloom", "-p", "flowloom-benches"];
+    let mut packages = vec!["flowloom-agent", "flowloom-cni", "flowloom", "flowloom-benches"];
+    if args.name == "pods" {
+        packages.extend(["flowloom-controller", "flowloom-lab"]);
+    }
+    let packages = packages.iter().flat_map(|p| ["-p", p]);
     run::succeed(run::command(&run::cargo(), &["build", "--release", "--quiet", "--locked"]).args(packages))?;
     let dir = bin_dir().with_file_name("release");
     let mut command = run::command(&dir.join("flowloom-bench").display().to_string(), &[args.name.as_str()]);

@@ -137,6 +137,8 @@ impl Context<'_> {
         let text = format!(
             "version = 2\n\
              disabled_plugins = [{}]\n\
+             [metrics]\n\
+             address = \"127.0.0.1:1338\"\n\
              [plugins.\"io.containerd.grpc.v1.cri\"]\n\
              sandbox_image = \"{PAUSE}\"\n\
              restrict_oom_score_adj = true\n",
