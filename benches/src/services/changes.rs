@@ -21,6 +21,8 @@ pub(super) fn one(side: &Side, times: &mut Times) -> Result<()> {
     let vip = objects::vip(at);
     quiet(side);
     times.comes.push(side.inside(|| {
+        // Gone for certain: an answer of the last round's would end the wait at once.
+        until_silent(vip, PATIENCE)?;
         let begin = Instant::now();
         objects::add(&side.server, at);
         until_all_answer(&[vip], PATIENCE)?;

@@ -19,6 +19,8 @@ use crate::traffic::{Outcome, pin, reset_on_close, thread_cpu};
 const ATTEMPT: Duration = Duration::from_millis(5);
 /// Between two attempts that are refused at once.
 const PAUSE: Duration = Duration::from_micros(500);
+/// A busy machine may miss an attempt, not as many as fit here.
+const SILENCE: Duration = Duration::from_millis(500);
 /// How long a connection may take that is made under load.
 const CONNECT: Duration = Duration::from_secs(5);
 
@@ -154,13 +156,19 @@ fn remote(table: &str, inode: u64) -> Option<SocketAddr> {
     Some((ip, u16::from_str_radix(port, 16).ok()?).into())
 }
 
-/// When the first attempt began that nobody answered; called as the client.
+/// When the first attempt began after which none was answered for [`SILENCE`]; called as the client.
 pub(super) fn until_silent(to: SocketAddr, patience: Duration) -> Result<Instant> {
     let begin = Instant::now();
+    let mut silent: Option<Instant> = None;
     loop {
         let attempt = Instant::now();
-        if !answers(to) {
-            return Ok(attempt);
+        if answers(to) {
+            silent = None;
+        } else {
+            let since = *silent.get_or_insert(attempt);
+            if since.elapsed() > SILENCE {
+                return Ok(since);
+            }
         }
         if begin.elapsed() > patience {
             bail!("{to} still answers after {patience:?}");
