@@ -12,7 +12,6 @@ pub type Told = (ObjectName, Result<Pod, String>);
 
 /// What changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "short-lived, and nearly all are the large one")]
 pub enum Step {
     /// All Pods there are.
     Replace(Vec<Told>),
