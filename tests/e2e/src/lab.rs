@@ -13,7 +13,7 @@ use flowloom_testkit::{
 use crate::{Document, Workload, binary};
 
 /// How long anything may take before a test gives up on it; never a limit that a correct run comes near.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How a [`Lab`] is made.
 #[derive(Clone, Debug)]

@@ -55,6 +55,15 @@ fn document(lab: &Lab, sender: &str, rules: Vec<Value>) -> Document {
         .with("security_groups", json!([{"vpc": "red", "name": "g", "default_deny_egress": false, "rules": rules}]))
 }
 
+/// Tells a thread to end, also when what it waits for panics: its scope would wait for it for good.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn no_mixture_of_two_policies_is_ever_in_force() -> Result<()> {
     let swaps: usize = std::env::var("FLOWLOOM_TEST_SWAPS").ok().and_then(|s| s.parse().ok()).unwrap_or(120);
@@ -74,6 +83,7 @@ fn no_mixture_of_two_policies_is_ever_in_force() -> Result<()> {
         let stop = Arc::new(AtomicBool::new(false));
         let sent = Arc::new(AtomicU64::new(0));
         std::thread::scope(|scope| -> Result<()> {
+            let ends = Ends(&stop);
             let (ended, count, netns) = (Arc::clone(&stop), Arc::clone(&sent), &from.netns);
             let (to_a, to_b) = (at(A)?, at(B)?);
             let storm = scope.spawn(move || {
@@ -100,7 +110,7 @@ fn no_mixture_of_two_policies_is_ever_in_force() -> Result<()> {
                 })
             });
             let result = (0..swaps).try_for_each(|i| lab.replace(&policies[(i + 1) % 2]));
-            stop.store(true, Ordering::Relaxed);
+            drop(ends);
             storm.join().map_err(|_| anyhow::anyhow!("the storm panicked"))???;
             result
         })?;
