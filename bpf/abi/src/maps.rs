@@ -163,10 +163,6 @@ pub mod endpoint_flags {
     pub const MAC_PINNED: u16 = 2;
     /// The host's own traffic is judged like anyone's (`allow_localhost: policy`).
     pub const JUDGE_HOST: u16 = 4;
-    /// Drop everything it sends.
-    pub const QUARANTINE_EGRESS: u16 = 8;
-    /// Drop everything to it.
-    pub const QUARANTINE_INGRESS: u16 = 16;
 }
 
 /// Value of `endpoints`: slots, revision and identity change in one write.

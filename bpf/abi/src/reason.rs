@@ -61,7 +61,6 @@ reasons! {
     RateLimited = 32, "an answer was not sent: rate limit";
     ToSelf = 33, "a packet to the endpoint's own address left it";
     InternalError = 34, "a program met a state it must not meet";
-    Quarantined = 35, "the endpoint is quarantined";
     ForeignVpcToHost = 36, "only the default VPC reaches this host's stack";
     ServiceNoBackend = 37, "the service has no backend that may be used from here";
     ServiceSourceRange = 38, "the sender is outside the service's source ranges";

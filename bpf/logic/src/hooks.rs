@@ -73,9 +73,6 @@ fn sender<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
         bail!(UnknownEndpoint);
     }
     p.src_identity = ep.identity;
-    if ep.flags & endpoint_flags::QUARANTINE_EGRESS != 0 {
-        bail!(Quarantined);
-    }
     let vpc = ep.vpc;
     go!(network(t, p, vpc, DropReason::NotReady));
     if p.vpc_flags & vpc_flags::DEFAULT != 0
@@ -166,9 +163,6 @@ fn receiver<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
         bail!(UnknownEndpoint);
     }
     p.dst_identity = ep.identity;
-    if ep.flags & endpoint_flags::QUARANTINE_INGRESS != 0 {
-        bail!(Quarantined);
-    }
     let vpc = ep.vpc;
     go!(network(t, p, vpc, DropReason::NotReady));
     // The stack belongs to the default VPC.
@@ -303,9 +297,6 @@ pub(crate) fn inward<T: Tables>(t: T, p: &mut Packet) -> Step {
         let Some(ep) = t.endpoint(own.endpoint) else { bail!(UnknownEndpoint) };
         if ep.flags & endpoint_flags::VALID == 0 || ep.vpc != p.vpc {
             bail!(UnknownEndpoint);
-        }
-        if ep.flags & endpoint_flags::QUARANTINE_INGRESS != 0 {
-            bail!(Quarantined);
         }
         p.dst_identity = ep.identity;
         return Step::GO;

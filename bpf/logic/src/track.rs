@@ -59,10 +59,7 @@ pub(crate) fn carried<T: Tables>(t: T, p: &mut Packet) -> Option<&'static CtCell
     }
     let id = e.endpoint(dst_side);
     let ep = t.endpoint(id)?;
-    if ep.flags & (endpoint_flags::VALID | endpoint_flags::QUARANTINE_INGRESS) != endpoint_flags::VALID
-        || ep.vpc != p.vpc
-        || !owns(ep, &p.dst)
-    {
+    if ep.flags & endpoint_flags::VALID == 0 || ep.vpc != p.vpc || !owns(ep, &p.dst) {
         return None;
     }
     p.dst_ep = id;
