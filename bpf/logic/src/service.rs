@@ -44,7 +44,7 @@ pub struct Query {
     pub flags: u16,
     /// Second.
     pub now: u32,
-    /// Whether `client` is an address, so that source ranges apply to it.
+    /// Whether `client` is an address; if not, source ranges judge this node's.
     pub client_known: u32,
     /// Out: the record.
     pub record: ServiceRecord,
@@ -62,7 +62,7 @@ pub(crate) fn select<T: Tables>(t: T, q: &mut Query) -> Step {
         if !t.service(&q.key, &mut q.record) {
             return no_port(t, q);
         }
-        if q.record.flags & service_flags::RANGES != 0 && q.client_known != 0 && !admitted(t, q) {
+        if q.record.flags & service_flags::RANGES != 0 && !admitted(t, q) {
             return Step::drop(DropReason::ServiceSourceRange);
         }
         if q.record.count == 0 || q.record.list == 0 {
@@ -107,9 +107,17 @@ pub(crate) fn no_port<T: Tables>(t: T, q: &mut Query) -> Step {
     if t.service(&any, &mut q.record) { Step::reject(DropReason::ServiceNoPort) } else { Step::GO }
 }
 
-#[inline(always)]
+/// Whether source ranges let the client in. This host's programs come from its node's address; where that is not known, nothing is judged.
+#[inline(never)]
 fn admitted<T: Tables>(t: T, q: &Query) -> bool {
-    let key = RangeKey { prefixlen: RangeKey::FULL_BITS, service: q.record.service, addr: q.client };
+    let mut key = RangeKey { prefixlen: RangeKey::FULL_BITS, service: q.record.service, addr: q.client };
+    if q.client_known == 0 {
+        let Some(config) = t.config() else { return true };
+        key.addr = if q.key.addr.is_v4() { config.node4 } else { config.node6 };
+        if key.addr.is_zero() {
+            return true;
+        }
+    }
     t.in_range(&key)
 }
 

@@ -5,7 +5,7 @@
 //! * what two services claim is the first one's by name, what two ports of one service claim the first port's;
 //! * an address that is several things at once is the service's own address before a load balancer's, an external one, a node port;
 //! * clients inside are under no Local policy but `internal_local` at the service's own addresses;
-//! * source ranges are asked of clients outside, at load balancer addresses, and exclude every family they do not name;
+//! * source ranges are asked of every client, at load balancer addresses, and exclude every family they do not name;
 //! * without a local backend under a Local policy, clients outside hear nothing while another node has one.
 
 use std::collections::BTreeSet;
@@ -144,7 +144,6 @@ fn decide(
 ) -> Answer {
     let outside = ask.scope == Scope::Outside;
     let admitted = role != Role::Balancer
-        || !outside
         || service.source_ranges.is_empty()
         || service.source_ranges.iter().any(|net| net.contains(&ask.client));
     let local_policy = match role {

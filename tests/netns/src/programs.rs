@@ -147,6 +147,19 @@ impl Programs {
         trie.insert(&lpm_trie::Key::new(bits, data), record, 0).context("writing the ipcache")
     }
 
+    /// Lets an address use a service with source ranges.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn admit(&mut self, service: u32, ip: IpAddr) -> Result<()> {
+        let mut trie: LpmTrie<_, [u8; 20], u32> =
+            self.ebpf.map_mut(map_name::SRV_RANGES).context("no ranges")?.try_into()?;
+        let mut data = [0; 20];
+        data[..4].copy_from_slice(&service.to_ne_bytes());
+        data[4..].copy_from_slice(&Addr::from(ip).0);
+        trie.insert(&lpm_trie::Key::new(abi::RangeKey::FULL_BITS, data), 1, 0).context("writing the ranges")
+    }
+
     /// Fills a slot with a new inner map.
     ///
     /// # Errors

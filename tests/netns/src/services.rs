@@ -88,7 +88,7 @@ impl Lab {
         self.programs.change_vpc(vpc, |record| record.flags |= abi::vpc_flags::SERVICES)?;
         for protocol in PROTOCOLS {
             let mut record = abi::ServiceRecord {
-                service: vpc * 1000 + u32::from(at.port()) * 2 + u32::from(protocol == 6),
+                service: number(vpc, at, protocol),
                 list,
                 count: backends.len() as u32,
                 ..abi::ServiceRecord::default()
@@ -121,6 +121,12 @@ impl Lab {
         let record = abi::NetnsRecord { endpoint, flags: 0 };
         self.programs.put(map_name::NETNS, ns.cookie()?.0, record)
     }
+}
+
+/// The service's number here.
+#[must_use]
+pub fn number(vpc: u32, at: SocketAddr, protocol: u8) -> u32 {
+    vpc * 1000 + u32::from(at.port()) * 2 + u32::from(protocol == 6)
 }
 
 /// Key of a frontend for who asks from inside.

@@ -4,12 +4,12 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use flowloom_bpf_abi::{self as abi, map_name};
+use flowloom_bpf_abi::{self as abi, map_name, service_flags};
 use flowloom_testkit::{
     EchoServer, Mode, Netfilter, Ns, Outcome, Probe, TcpClient, TcpServer, Topology, eventually,
 };
 use flowloom_tests_netns::lab::{BLUE, DEFAULT_VPC, DENY, Lab, RED, Workload, identity};
-use flowloom_tests_netns::services::vip;
+use flowloom_tests_netns::services::{PROTOCOLS, number, vip};
 
 const SECOND: Duration = Duration::from_secs(1);
 const BULK: usize = 300_000;
@@ -93,6 +93,28 @@ fn without_a_backend_clients_are_told_at_once() {
 }
 
 #[test]
+fn a_workload_outside_the_source_ranges_is_dropped_and_one_inside_is_served() {
+    let mut lab = Lab::new(1).expect("lab");
+    let node = lab.closed_node().expect("node");
+    let a = lab.workload(&node, 1, RED, 0, 10).expect("a");
+    let b = lab.workload(&node, 2, RED, 0, 11).expect("b");
+    let stranger = lab.workload(&node, 3, RED, 0, 12).expect("stranger");
+    for v6 in [false, true] {
+        lab.serve(RED, service(v6), 1 + u32::from(v6), &[backend(&b, v6)], |r| {
+            r.flags = service_flags::RANGES;
+        })
+        .expect("service");
+        for protocol in PROTOCOLS {
+            lab.programs.admit(number(RED, service(v6), protocol), a.ip(v6)).expect("range");
+        }
+        works(&[&lab], &a.ns, &b.ns, v6, backend(&b, v6));
+        let probe = Probe::tcp(&stranger.ns, service(v6)).run().expect("tcp");
+        assert_eq!(probe, Outcome::TimedOut, "v6={v6}");
+    }
+    assert!(lab.programs.drops().expect("drops").contains_key("ServiceSourceRange"));
+}
+
+#[test]
 fn a_workload_that_is_its_own_backend_gets_its_answer() {
     let mut lab = Lab::new(1).expect("lab");
     let node = lab.closed_node().expect("node");
@@ -138,7 +160,7 @@ fn a_workload_that_is_its_own_backend_hears_that_nobody_listens() {
         let (drops, own) = (|| lab.programs.drops(), SocketAddr::new(a.ip(v6), 0));
         let socket = |at: SocketAddr| {
             let socket = a.ns.run_in(|| UdpSocket::bind(at)).expect("enter").expect("bind");
-            socket.set_read_timeout(Some(SECOND)).expect("timeout");
+            socket.set_read_timeout(Some(5 * SECOND)).expect("timeout");
             socket
         };
         let client = socket(own);

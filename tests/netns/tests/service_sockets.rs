@@ -4,11 +4,11 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use flowloom_bpf_abi::{self as abi, map_name};
+use flowloom_bpf_abi::{self as abi, map_name, service_flags};
 use flowloom_netlink::Diag;
 use flowloom_testkit::{EchoServer, Mode, Ns, TcpServer, eventually};
 use flowloom_tests_netns::lab::{BLUE, DEFAULT_VPC, Lab, RED, Workload};
-use flowloom_tests_netns::services::{service_key, vip};
+use flowloom_tests_netns::services::{PROTOCOLS, number, service_key, vip};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -240,4 +240,34 @@ fn datagrams_leave_a_backend_that_is_gone() {
         .expect("remove");
     socket.send_to(b"x", service(false)).expect("send");
     assert!(socket.recv_from(&mut [0; 4]).is_err());
+}
+
+#[test]
+fn source_ranges_judge_workloads_by_their_address_and_this_host_by_its_nodes() {
+    let mut lab = Lab::new(1).expect("lab");
+    let node = lab.closed_node().expect("node");
+    lab.serve_sockets().expect("sockets");
+    let (a, b) = pair(&mut lab, &node, DEFAULT_VPC, 1);
+    lab.host(&node, &b, 0).expect("host");
+    lab.bind_netns(&node, 0).expect("bind");
+    for v6 in [false, true] {
+        let gateway: IpAddr = if v6 { b.record.gateway6 } else { b.record.gateway4 }.into();
+        lab.configure(|c| if v6 { c.node6 = gateway.into() } else { c.node4 = gateway.into() })
+            .expect("config");
+        lab.serve(DEFAULT_VPC, service(v6), 1 + u32::from(v6), &[backend(&b, v6)], |r| {
+            r.flags = service_flags::RANGES;
+        })
+        .expect("service");
+        let _tcp = TcpServer::start(&b.ns, backend(&b, v6), Mode::Echo).expect("server");
+        for (ns, address, who) in [(&a.ns, a.ip(v6), "workload"), (&node, gateway, "host")] {
+            let refused = connect(ns, service(v6)).expect_err("outside the ranges");
+            assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{who} v6={v6}");
+            let datagram = udp(ns, if v6 { "[::]:0" } else { "0.0.0.0:0" }).send_to(b"x", service(v6));
+            assert_eq!(datagram.expect_err("outside").kind(), ErrorKind::ConnectionRefused, "{who} v6={v6}");
+            for protocol in PROTOCOLS {
+                lab.programs.admit(number(DEFAULT_VPC, service(v6), protocol), address).expect("range");
+            }
+            connect(ns, service(v6)).expect("inside the ranges");
+        }
+    }
 }

@@ -132,10 +132,43 @@ fn source_ranges_hold_for_addresses() {
     assert_eq!(ask(&t, key).0, Step::drop(flowloom_bpf_abi::DropReason::ServiceSourceRange));
     t.ranges.borrow_mut().push(range);
     assert_eq!(ask(&t, key).0, Step::DONE);
-    // This host is not judged by a namespace's cookie.
+    // This host is judged by its node's address and not by a namespace's cookie; without one, by nothing.
+    let cookie = || Query { client_known: 0, client: addr(ip(false, 99)), ..query(key) };
     t.ranges.borrow_mut().clear();
-    let mut q = Query { client_known: 0, ..query(key) };
-    assert_eq!(select(&t, &mut q), Step::DONE);
+    assert_eq!(select(&t, &mut cookie()), Step::DONE);
+    let config = *t.config().expect("config");
+    t.set_config(NodeConfig { node4: addr(node(false)), node6: addr(node(true)), ..config });
+    assert_eq!(select(&t, &mut cookie()), Step::drop(flowloom_bpf_abi::DropReason::ServiceSourceRange));
+    t.ranges.borrow_mut().push(RangeKey { addr: addr(node(false)), prefixlen: 160, ..range });
+    assert_eq!(select(&t, &mut cookie()), Step::DONE);
+    t.set_config(NodeConfig { node4: addr(ip(false, B)), node6: addr(node(true)), ..config });
+    assert_eq!(select(&t, &mut cookie()), Step::drop(flowloom_bpf_abi::DropReason::ServiceSourceRange));
+}
+
+#[test]
+fn a_workload_outside_the_source_ranges_gets_nowhere_by_socket_or_packet() {
+    for v6 in [false, true] {
+        let t = with_sockets(v6, &[(ip(v6, B), 8080)]);
+        for (protocol, port) in [(6, 80), (17, 53)] {
+            let key = service_key(RED, vip(v6), protocol, port);
+            let list = if protocol == 6 { 1 } else { 2 };
+            serve(&t, key, list, list, &[(ip(v6, B), 8080)], |r| r.flags = service_flags::RANGES);
+            let range = |host| RangeKey { prefixlen: 160, service: list, addr: addr(ip(v6, host)) };
+            let ask = || {
+                let call = Call::new(5, protocol, (vip(v6), port));
+                let answer =
+                    if protocol == 6 { socket::connect(&call, &t) } else { socket::sendmsg(&call, &t) };
+                (answer, call.refused.get(), call.to.get())
+            };
+            let packet = |sport| send(&t, RED, A, to_vip(v6, protocol, (A, sport), port, SYN));
+            t.ranges.borrow_mut().push(range(FAR));
+            assert_eq!(ask(), (Answer::FAIL, true, (vip(v6), port)));
+            packet(4000).dropped("ServiceSourceRange");
+            t.ranges.borrow_mut().push(range(A));
+            assert_eq!(ask(), (Answer::GO, false, (ip(v6, B), 8080)));
+            packet(4001).delivered_to(RED, B);
+        }
+    }
 }
 
 /// What a connection's first packet pays for services: nothing in a VPC that has none, two questions where it is for no service.

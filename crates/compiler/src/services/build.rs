@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::choose::{Here, Reach, judge};
 use super::numbers::ServiceNumbers;
 use crate::fault::{Fault, planted};
-use crate::spec::protocol_numbers;
+use crate::spec::{protocol, protocol_numbers};
 use crate::{
     BackendPlan, Condition, ConditionReason, FrontendKey, FrontendPlan, ObjectRef, Scope, ServicePart,
     ServiceRef, VpcId,
@@ -85,6 +85,16 @@ pub(crate) fn claims(service: &Service, vpc: VpcId, here: &Here) -> (Vec<Claim>,
             out.condition(format!("port {}: a port has one protocol: tcp, udp or sctp", port.port));
             continue;
         };
+        // The checksum of SCTP covers the whole packet: programs cannot change a port of it.
+        if protocol == protocol::SCTP
+            && (port.node_port.is_some() || port.backends.iter().any(|((_, number), _)| *number != port.port))
+        {
+            out.condition(format!(
+                "port {}: sctp is served at the service's own port only; what would need another (node port, target port) is dropped: \
+                 give the backends this port",
+                port.port
+            ));
+        }
         if !default && (port.node_port.is_some() || !port.host_addresses.is_empty()) {
             out.condition(format!(
                 "port {}: ports of nodes exist in the default vpc only: leave node and host ports out",
@@ -249,8 +259,8 @@ pub(crate) fn build(
             flags |= service_flags::SILENT;
         }
         // "If specified ..., this will restrict traffic through the cloud-provider load-balancer ... to the specified client IPs"
-        // (Service.spec.loadBalancerSourceRanges): of addresses behind a balancer, and of those who come through it.
-        if outside && claim.kind == FrontendKind::LoadBalancer && !service.source_ranges.is_empty() {
+        // (Service.spec.loadBalancerSourceRanges): of addresses behind a balancer, and of whoever asks for one, Pods and nodes as well.
+        if claim.kind == FrontendKind::LoadBalancer && !service.source_ranges.is_empty() {
             flags |= service_flags::RANGES;
             part.ranges.or_insert_with(id, || {
                 let nets: BTreeSet<_> = service.source_ranges.iter().map(ipnet::IpNet::trunc).collect();

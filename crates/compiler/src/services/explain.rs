@@ -120,7 +120,7 @@ pub fn explain_service(
         } else {
             FrontendAnswer::Refused
         };
-        let ranged = outside && claim.kind == FrontendKind::LoadBalancer;
+        let ranged = claim.kind == FrontendKind::LoadBalancer;
         Some(FrontendExplanation {
             kind: claim.kind,
             scope: claim.key.scope,

@@ -436,7 +436,7 @@ mod named {
     }
 
     #[test]
-    fn source_ranges_are_for_load_balancer_addresses_seen_from_outside() {
+    fn source_ranges_are_for_load_balancer_addresses_whoever_asks() {
         let mut world = world();
         let mut web = service("web", &[backend("n1", BackendState::Ready)]);
         web.load_balancer_ips = [ip("198.51.100.1")].into();
@@ -446,9 +446,33 @@ mod named {
         let plan = compiled(&world).plan;
         let flags = |address, scope| front(&plan, address, 80, scope).unwrap().1;
         assert_eq!(flags("198.51.100.1", Scope::Outside), service_flags::RANGES);
-        assert_eq!(flags("198.51.100.1", Scope::Inside), 0);
+        assert_eq!(flags("198.51.100.1", Scope::Inside), service_flags::RANGES);
         assert_eq!(flags("198.51.100.2", Scope::Outside), 0);
+        assert_eq!(flags("198.51.100.2", Scope::Inside), 0);
+        assert_eq!(flags("10.96.0.1", Scope::Inside), 0);
         assert_eq!(plan.services.ranges().map(|(_, net)| net).collect::<Vec<_>>(), [net("192.0.2.0/24")]);
+    }
+
+    #[test]
+    fn sctp_that_needs_another_port_is_told_and_not_only_dropped() {
+        let told = |change: &dyn Fn(&mut ServicePort)| {
+            let mut world = world();
+            let mut web = service("web", &[backend("n1", BackendState::Ready)]);
+            web.ports[0].protocol = Protocol::Sctp;
+            change(&mut web.ports[0]);
+            add(&mut world, web);
+            let said = compiled(&world).conditions;
+            let of_service = said.iter().filter(|c| matches!(c.object, ObjectRef::Service { .. }));
+            of_service.filter(|c| c.message.contains("sctp")).count()
+        };
+        assert_eq!(told(&|_| ()), 1, "backends listen at 8080");
+        assert_eq!(told(&|port| port.port = 8080), 0);
+        let node_port = |port: &mut ServicePort| {
+            port.port = 8080;
+            port.node_port = Some(30080);
+        };
+        assert_eq!(told(&node_port), 1);
+        assert_eq!(told(&|port| port.protocol = Protocol::Tcp), 0);
     }
 
     #[test]
