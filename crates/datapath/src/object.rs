@@ -1,11 +1,13 @@
 //! The BPF object: what it declares, and loading it.
 
 use std::collections::BTreeMap;
+use std::num::NonZero;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use aya::EbpfLoader;
-use aya::programs::Program;
+use aya::programs::{Program, ProgramError, ProgramFd};
 use flowloom_bpf_abi::map_name::{self, PINNED, TRACE};
 
 use crate::config::Config;
@@ -129,29 +131,28 @@ impl Object {
             loader.map_max_entries(name, *size);
         }
         let mut ebpf = loader.load(self.bytes).map_err(|e| failed("creating its maps", &e))?;
+        // A trace follows packets only.
+        let wanted = |name: &str| {
+            Hook::ALL.iter().any(|h| h.name() == name) || (!dry_run && SocketHook::from_name(name).is_some())
+        };
+        verify(ebpf.programs_mut().filter(|(name, _)| wanted(name)).collect())?;
         let mut programs = BTreeMap::new();
         for hook in Hook::ALL {
-            let missing = || Error::Missing { kind: "program", name: hook.name().to_owned() };
-            let program = ebpf.program_mut(hook.name()).ok_or_else(missing)?;
-            let Program::SchedClassifier(program) = program else { return Err(missing()) };
-            program.load().map_err(|e| failed(format!("verifying {}", hook.name()), &e))?;
-            let fd = program.fd().map_err(|e| failed(format!("opening {}", hook.name()), &e))?;
-            let fd = fd
-                .as_fd()
-                .try_clone_to_owned()
-                .map_err(|e| failed(format!("keeping {}", hook.name()), &e))?;
-            programs.insert(hook, fd);
+            match ebpf.program(hook.name()) {
+                Some(Program::SchedClassifier(program)) => {
+                    programs.insert(hook, keep(hook.name(), program.fd())?);
+                }
+                _ => return Err(Error::Missing { kind: "program", name: hook.name().to_owned() }),
+            }
         }
         let mut sockets = BTreeMap::new();
-        // A trace follows packets only.
         for hook in SocketHook::ALL.into_iter().filter(|_| !dry_run) {
-            let missing = || Error::Missing { kind: "program", name: hook.name().to_owned() };
-            let program = ebpf.program_mut(hook.name()).ok_or_else(missing)?;
-            let Program::CgroupSockAddr(program) = program else { return Err(missing()) };
-            program.load().map_err(|e| failed(format!("verifying {}", hook.name()), &e))?;
-            let fd = program.fd().map_err(|e| failed(format!("opening {}", hook.name()), &e))?;
-            let fd = fd.as_fd().try_clone_to_owned();
-            sockets.insert(hook, fd.map_err(|e| failed(format!("keeping {}", hook.name()), &e))?);
+            match ebpf.program(hook.name()) {
+                Some(Program::CgroupSockAddr(program)) => {
+                    sockets.insert(hook, keep(hook.name(), program.fd())?);
+                }
+                _ => return Err(Error::Missing { kind: "program", name: hook.name().to_owned() }),
+            }
         }
         let trace = match ebpf.map(TRACE) {
             Some(aya::maps::Map::Array(data)) => data.fd().as_fd().try_clone_to_owned(),
@@ -159,6 +160,43 @@ impl Object {
         };
         Ok(Loaded { programs, sockets, trace: trace.map_err(|e| failed("keeping fl_trace", &e))? })
     }
+}
+
+/// A descriptor of a loaded program that outlives the loader.
+fn keep(name: &str, fd: std::result::Result<&ProgramFd, ProgramError>) -> Result<OwnedFd> {
+    let fd = fd.map_err(|e| failed(format!("opening {name}"), &e))?;
+    fd.as_fd().try_clone_to_owned().map_err(|e| failed(format!("keeping {name}"), &e))
+}
+
+/// Threads that load programs: the verifier takes a third of a second for each of the large ones, and no lock.
+const VERIFIERS: usize = 4;
+
+/// Loads the programs, several at a time, those that take longest first.
+fn verify(mut programs: Vec<(&str, &mut Program)>) -> Result<()> {
+    // The last is taken first. Those of sockets are small.
+    programs.sort_by_key(|(_, program)| matches!(program, Program::SchedClassifier(_)));
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(VERIFIERS);
+    let left = Mutex::new(programs);
+    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let work = || {
+        while let Some((name, program)) = next() {
+            match program {
+                Program::SchedClassifier(program) => program.load(),
+                Program::CgroupSockAddr(program) => program.load(),
+                _ => return Err(Error::Missing { kind: "program", name: name.to_owned() }),
+            }
+            .map_err(|e| failed(format!("verifying {name}"), &e))?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let own = work();
+        others.into_iter().fold(own, |result, thread| {
+            let theirs = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            result.and(theirs)
+        })
+    })
 }
 
 /// FNV-1a, 128 bits (parameters: draft-eastlake-fnv): tells builds apart, guards against no one.
