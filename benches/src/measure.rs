@@ -99,3 +99,13 @@ pub fn memlock(map: &impl AsFd) -> Result<f64> {
     let bytes = text.lines().find_map(|l| l.strip_prefix("memlock:")).context("no memlock in fdinfo")?;
     Ok(bytes.trim().parse()?)
 }
+
+/// Memory of a process, MiB: a line of `/proc/PID/status`.
+///
+/// # Errors
+/// When there is no such process.
+pub fn resident(pid: u32, line: &str) -> Result<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let kib = text.lines().find_map(|l| l.strip_prefix(line)).context("no such line")?;
+    Ok(kib.trim().trim_end_matches(" kB").parse::<f64>()? / 1024.0)
+}

@@ -12,7 +12,7 @@ use flowloom_tests_e2e::Lab;
 use serde_json::{Value, json};
 
 use self::server::Server;
-use crate::measure::{Goal, alone, p99};
+use crate::measure::{Goal, alone, p99, resident};
 use crate::node::Effort;
 use crate::report::Measure;
 
@@ -208,11 +208,4 @@ fn memory_goal(size: Size) -> Option<Goal> {
         Size { services: 10_000, .. } => Some(Goal::AtMost(55.0)),
         Size { .. } => None,
     }
-}
-
-/// A line of `/proc/PID/status`, MiB.
-pub(crate) fn resident(pid: u32, line: &str) -> Result<f64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let kib = text.lines().find_map(|l| l.strip_prefix(line)).context("no such line")?;
-    Ok(kib.trim().trim_end_matches(" kB").parse::<f64>()? / 1024.0)
 }

@@ -12,7 +12,8 @@ use super::cgroup::Group;
 use super::connect::{destination, until_all_answer};
 use super::objects::{self, BACKENDS, CLIENT, PODS, TARGET};
 use super::side::{PATIENCE, Side};
-use crate::k8s::{resident, server::Server};
+use crate::k8s::server::Server;
+use crate::measure::resident;
 
 /// Longer than changes are gathered.
 const QUIET: Duration = Duration::from_millis(100);

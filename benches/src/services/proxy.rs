@@ -12,7 +12,8 @@ use serde_json::json;
 use super::connect::until_all_answer;
 use super::objects::{self, BACKENDS, CLIENT, GATEWAY, PODS};
 use super::side::{PATIENCE, Side};
-use crate::k8s::{resident, server::Server};
+use crate::k8s::server::Server;
+use crate::measure::resident;
 
 /// It lets a second pass between two runs.
 const QUIET: Duration = Duration::from_millis(1200);
