@@ -23,6 +23,9 @@ const SERVICES: &str = "/api/v1/services";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 const POLICIES: &str = "/apis/networking.k8s.io/v1/networkpolicies";
 
+/// Between changes.
+const APART: Duration = Duration::from_millis(20);
+
 /// How large a cluster is.
 #[derive(Clone, Copy)]
 struct Size {
@@ -167,6 +170,8 @@ fn measured(effort: Effort, size: Size, kubeconfig: &Path, line: &str) -> Result
         Ok((status.updates, status.applied_us as f64 / 1e3))
     };
     let change = |server: &dyn Fn()| -> Result<f64> {
+        // One change on top, none of a burst: those wait for each other (`k8s::source`).
+        std::thread::park_timeout(APART);
         let (before, _) = updates()?;
         server();
         until(|| Ok(Some(updates()?).filter(|(now, _)| *now > before).map(|(_, ms)| ms)))
