@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use flowloom_testkit::temp_dir;
 use flowloom_tests_e2e::Lab;
 use serde_json::{Value, json};
 
@@ -127,15 +128,15 @@ fn until<T>(mut f: impl FnMut() -> Result<Option<T>>) -> Result<T> {
 }
 
 fn cluster(effort: Effort, size: Size) -> Result<Vec<Measure>> {
-    let kubeconfig = std::env::temp_dir().join(format!("flowloom-bench-{}.json", std::process::id()));
+    // Goes with its guard, also when the run is interrupted.
+    let dir = temp_dir("bench")?;
+    let kubeconfig = dir.path().join("kubeconfig.json");
     let line = format!(
         "kubernetes: {{enabled: true, kubeconfig: {}, qps: 1000, burst: 1000, health_address: '', proxy_mode_address: ''}}",
         kubeconfig.display()
     );
     // No answer yet: the file comes when the server knows the node's address.
-    let result = measured(effort, size, &kubeconfig, &line);
-    let _ = std::fs::remove_file(&kubeconfig);
-    result
+    measured(effort, size, &kubeconfig, &line)
 }
 
 fn measured(effort: Effort, size: Size, kubeconfig: &Path, line: &str) -> Result<Vec<Measure>> {
