@@ -31,6 +31,43 @@ pub struct Outcome {
     pub cpu_ns: f64,
 }
 
+/// What came of many runs, by contender.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Turns {
+    /// See [`Outcome::rate`].
+    pub rates: Vec<Vec<f64>>,
+    /// See [`Outcome::cpu_ns`].
+    pub costs: Vec<Vec<f64>>,
+}
+
+/// Contenders take turns for so many rounds.
+///
+/// # Errors
+/// The first of `run`, which is asked for one contender by its number.
+pub fn take_turns(
+    contenders: usize,
+    rounds: usize,
+    mut run: impl FnMut(usize) -> Result<Outcome>,
+) -> Result<Turns> {
+    let mut turns = Turns { rates: vec![Vec::new(); contenders], costs: vec![Vec::new(); contenders] };
+    for round in 0..=rounds {
+        // Every other round the other way round: who comes first finds what the last one left behind.
+        let mut order: Vec<usize> = (0..contenders).collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for i in order {
+            let outcome = run(i)?;
+            // The first round warms caches and neighbour entries.
+            if round > 0 {
+                turns.rates[i].push(outcome.rate);
+                turns.costs[i].push(outcome.cpu_ns);
+            }
+        }
+    }
+    Ok(turns)
+}
+
 /// Runs `load` from `client` to `address` in `server` for `time`.
 ///
 /// # Errors
@@ -174,4 +211,22 @@ pub(crate) fn pin(cpu: usize) {
 pub(crate) fn thread_cpu() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().next().and_then(|t| t.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contenders_take_turns_and_the_round_that_warms_up_does_not_count() {
+        let mut order = Vec::new();
+        let turns = take_turns(2, 2, |i| {
+            order.push(i);
+            Ok(Outcome { rate: order.len() as f64, cpu_ns: i as f64 })
+        });
+        let (rates, costs) = (vec![vec![4.0, 5.0], vec![3.0, 6.0]], vec![vec![0.0; 2], vec![1.0; 2]]);
+        assert_eq!(turns.unwrap(), Turns { rates, costs });
+        assert_eq!(order, [0, 1, 1, 0, 0, 1]);
+        assert!(take_turns(1, 1, |_| anyhow::bail!("broken")).is_err());
+    }
 }

@@ -7,7 +7,7 @@ use super::{Contender, Effort, document};
 use crate::measure::{Goal, against};
 use crate::peers;
 use crate::report::Measure;
-use crate::traffic::{Load, run};
+use crate::traffic::{Load, Turns, run, take_turns};
 
 /// CPU per operation and rate of the loads, ours (the first) against each peer, interleaved. Goals of CPU and rate are those of a ratio.
 pub(super) fn traffic(
@@ -25,25 +25,11 @@ pub(super) fn traffic(
             Load::RequestResponse => "TCP request/response",
             Load::ConnectRequestClose => "TCP connect-request-close",
         };
-        let mut rates = vec![Vec::new(); contenders.len()];
-        let mut costs = vec![Vec::new(); contenders.len()];
-        for round in 0..=effort.rounds {
-            // Every other round the other way round: who comes first finds what the last one left behind.
-            let mut order: Vec<usize> = (0..contenders.len()).collect();
-            if round % 2 == 1 {
-                order.reverse();
-            }
-            for i in order {
-                let c = &contenders[i];
-                let outcome = run(*load, c.server, c.client, c.address, effort.run)
-                    .with_context(|| format!("{what} over {}", c.name))?;
-                // The first round warms caches and neighbour entries.
-                if round > 0 {
-                    rates[i].push(outcome.rate);
-                    costs[i].push(outcome.cpu_ns);
-                }
-            }
-        }
+        let Turns { rates, costs } = take_turns(contenders.len(), effort.rounds, |i| {
+            let c = &contenders[i];
+            run(*load, c.server, c.client, c.address, effort.run)
+                .with_context(|| format!("{what} over {}", c.name))
+        })?;
         for (i, peer) in contenders.iter().enumerate().skip(1) {
             let measure = |what: &str, unit, samples: &[Vec<f64>], goal| {
                 against(label, what, unit, &samples[0], peer.name, &samples[i], goal)

@@ -21,6 +21,7 @@ use self::side::Side;
 use crate::measure::{Goal, against};
 use crate::node::Effort;
 use crate::report::Measure;
+use crate::traffic::{Turns, take_turns};
 
 const PEER: &str = "kube-proxy, nftables mode";
 const DIRECT: &str = "the same backends, directly";
@@ -140,24 +141,10 @@ fn connects(
     let mut contenders = vec![("flowloom", ours, vec![ours.vip()]), (DIRECT, ours, ours.direct())];
     contenders.extend(one.map(|side| ("1 Service known", side, vec![side.vip()])));
     contenders.extend(proxy.map(|side| (PEER, side, vec![side.vip()])));
-    let mut rates = vec![Vec::new(); contenders.len()];
-    let mut costs = vec![Vec::new(); contenders.len()];
-    for round in 0..=effort.rounds {
-        // Every other round the other way round: who comes first finds what the last one left behind.
-        let mut order: Vec<usize> = (0..contenders.len()).collect();
-        if round % 2 == 1 {
-            order.reverse();
-        }
-        for i in order {
-            let (name, side, to) = &contenders[i];
-            let outcome = connect::run(side, to, effort.run).with_context(|| format!("{to:?}, {name}"))?;
-            // The first round warms caches and neighbour entries.
-            if round > 0 {
-                rates[i].push(outcome.rate);
-                costs[i].push(outcome.cpu_ns);
-            }
-        }
-    }
+    let Turns { rates, costs } = take_turns(contenders.len(), effort.rounds, |i| {
+        let (name, side, to) = &contenders[i];
+        connect::run(side, to, effort.run).with_context(|| format!("{to:?}, {name}"))
+    })?;
     const RATE: &str = "TCP connect-request-close to a ClusterIP, rate";
     const COST: &str = "TCP connect-request-close to a ClusterIP, CPU per operation";
     for (i, (name, ..)) in contenders.iter().enumerate().skip(1).filter(|(_, c)| c.0 != PEER) {
