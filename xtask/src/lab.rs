@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 
-use crate::{run, tiers};
+use crate::{again, run, tiers};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -22,10 +22,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Clusters, brought up, used and taken down: with the peer's plugins, with flowloom, and a quick part of upstream's
 /// suites.
-pub(crate) fn tier() -> Result<()> {
+pub(crate) fn tier() -> Result<Vec<String>> {
     tiers::binaries()?;
     lab(&["build", "--suites"].map(str::to_owned))?;
-    tiers::cargo_test(&["-p", "flowloom-lab"])
+    again::test(tiers::test_command, &["-p", "flowloom-lab"])
 }
 
 /// Groups of upstream's suites; all of them when none is named.

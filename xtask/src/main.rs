@@ -1,6 +1,7 @@
 //! `cargo xtask`: everything that builds, checks, tests and measures flowloom, on one screen (`cargo xtask --help`).
 
 mod abi;
+mod again;
 mod bpf;
 mod check;
 mod deploy;

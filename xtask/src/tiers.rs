@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
-use crate::{bpf, check, lab, run};
+use crate::{again, bpf, check, lab, run};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -38,13 +38,15 @@ pub(crate) struct BenchArgs {
     parts: Vec<String>,
 }
 
-type Tier = (&'static str, fn() -> Result<()>);
+/// What a tier tells when it passes: the tests that did so only when they ran again.
+type Flaked = Vec<String>;
+type Tier = (&'static str, fn() -> Result<Flaked>);
 const TIERS: &[Tier] = &[
-    ("check", || check::run(&check::Args::default())),
-    ("unit", unit),
+    ("check", || check::run(&check::Args::default()).map(|()| Flaked::new())),
+    ("unit", || unit().map(|()| Flaked::new())),
     ("kernel", kernel),
     ("e2e", e2e),
-    ("demo", || demo(&DemoArgs { keep: false, k8s: false })),
+    ("demo", || demo(&DemoArgs { keep: false, k8s: false }).map(|()| Flaked::new())),
 ];
 
 /// Run when they are named: they need Kubernetes' programs (`cargo xtask lab build`, minutes once).
@@ -71,8 +73,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         println!("== {name}");
         let start = Instant::now();
         let result = tier();
-        let word = if result.is_ok() { "ok" } else { "FAILED" };
+        let (word, flaked) = match &result {
+            Ok(flaked) => ("ok", flaked.as_slice()),
+            Err(_) => ("FAILED", &[][..]),
+        };
         summary.push(format!("tier {name}: {word} in {:.0} s", start.elapsed().as_secs_f32()));
+        summary.extend(flaked.iter().map(|t| format!("tier {name}: FLAKED, passed when run again: {t}")));
         if let Err(e) = result {
             println!("{name}: {e:#}");
             failed.push(*name);
@@ -96,21 +102,27 @@ fn unit() -> Result<()> {
 }
 
 /// Programs, maps and namespaces of the real kernel.
-fn kernel() -> Result<()> {
+fn kernel() -> Result<Flaked> {
     root_needed()?;
     bpf::lint()?;
     bpf::build()?;
-    cargo_test(&["-p", "flowloom-tests-netns"])
+    again::test(test_command, &["-p", "flowloom-tests-netns"])
 }
 
 /// Whole binaries; nodes are namespaces.
-fn e2e() -> Result<()> {
+fn e2e() -> Result<Flaked> {
     binaries()?;
-    cargo_test(&["-p", "flowloom-tests-e2e"])?;
+    let mut flaked = again::test(test_command, &["-p", "flowloom-tests-e2e"])?;
     // Once more where the host's connection tracking drops what it does not know: nothing but eBPF carries these packets.
     let again = ["truth_table", "both_sides_judge", "overlap", "answers"].map(|t| ["--test", t]);
     let args = [&["-p", "flowloom-tests-e2e"], again.as_flattened()].concat();
-    run::succeed(test_command(&args).env("FLOWLOOM_TEST_NETFILTER", "invalid"))
+    let strict = |args: &[&str]| {
+        let mut command = test_command(args);
+        command.env("FLOWLOOM_TEST_NETFILTER", "invalid");
+        command
+    };
+    flaked.extend(again::test(strict, &args)?);
+    Ok(flaked)
 }
 
 pub(crate) fn demo(args: &DemoArgs) -> Result<()> {
@@ -180,11 +192,11 @@ pub(crate) fn bin_dir() -> PathBuf {
         .join("debug")
 }
 
-pub(crate) fn cargo_test(args: &[&str]) -> Result<()> {
+fn cargo_test(args: &[&str]) -> Result<()> {
     run::succeed(&mut test_command(args))
 }
 
-fn test_command(args: &[&str]) -> Command {
+pub(crate) fn test_command(args: &[&str]) -> Command {
     let mut command = run::command(&run::cargo(), &["test", "--locked", "--quiet", "--no-fail-fast"]);
     command.args(args).env("FLOWLOOM_BIN_DIR", bin_dir());
     command

@@ -35,6 +35,6 @@ pub use process::Process;
 pub use root::require_root;
 pub use tcp::{FlowReport, Mode, TcpClient, TcpFlow, TcpServer};
 pub use temp::{TempDir, temp_dir};
-pub use time::{eventually, never, settled_second};
+pub use time::{PATIENCE, eventually, never, settled_second};
 pub use topology::{External, Netfilter, Node, Topology, TopologyBuilder, connect};
 pub use udp::{Arrival, EchoServer, SctpServer, UdpReceiver, UdpSender};

@@ -15,6 +15,7 @@ use nix::sys::socket::{
 
 use crate::net::{bind_to, connect_to, inside, open, open_raw, pending_error};
 use crate::packet::{checksum, icmp, ip_protocol, sctp_chunk, sctp_packet};
+use crate::time::PATIENCE;
 use crate::udp::sctp_payload;
 
 /// Sockets open at a time, well below the usual limit of descriptors.
@@ -63,7 +64,7 @@ pub struct Probe<'a> {
 }
 
 impl<'a> Probe<'a> {
-    /// With 500 ms.
+    /// With 500 ms: enough silence to mean that nothing comes, too little for an answer that must come from a busy machine.
     #[must_use]
     pub fn new(proto: Proto, from: &'a Netns, to: SocketAddr) -> Self {
         Self { proto, from, to, source: None, timeout: Duration::from_millis(500) }
@@ -98,6 +99,12 @@ impl<'a> Probe<'a> {
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
+    }
+
+    /// Waits as `wanted` asks: [`PATIENCE`] for an answer, no longer than before for silence.
+    #[must_use]
+    pub fn wants(self, wanted: Outcome) -> Self {
+        if wanted == Outcome::TimedOut { self } else { self.timeout(PATIENCE) }
     }
 
     /// With a source.

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
+/// How long what must happen may take, on a machine that does much else: nothing that passes waits for it.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
 /// Tries until `f` is `Ok`; panics with its last error when `timeout` is over. The pauses grow from 0.2 to 50 ms.
 ///
 /// # Panics

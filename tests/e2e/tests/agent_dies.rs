@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use flowloom_api::v1::{Status, digest};
 use flowloom_netlink::Netns;
-use flowloom_testkit::{Cmd, Mode, Ns, Outcome, Output, Probe, TcpFlow, TcpServer};
+use flowloom_testkit::{Cmd, Mode, Ns, Outcome, Output, PATIENCE, Probe, TcpFlow, TcpServer};
 use flowloom_tests_e2e::{Document, Lab, binary};
 use serde_json::json;
 
 const VARIABLE: &str = "FLOWLOOM_TEST_ABORT_AT_WRITE";
-const WAIT: Duration = Duration::from_secs(30);
 /// More writes than any operation here can need: a test that gets here loops.
 const MOST: usize = 400;
 
@@ -93,7 +92,7 @@ fn died(lab: &mut Lab) -> Result<bool> {
     let mut lock = lab.document.clone().into_os_string();
     lock.push(".lock.yaml");
     let wanted = digest(&std::fs::read(&lab.document)?, std::fs::read(lock).ok().as_deref());
-    let end = Instant::now() + WAIT;
+    let end = Instant::now() + PATIENCE;
     let agent = lab.agents.first_mut().context("no agent")?;
     let client = agent.client();
     while Instant::now() < end {
@@ -143,7 +142,7 @@ fn every_write(
     let (a, b) = (lab.workload("red/a")?, lab.workload("red/b")?);
     let at = SocketAddr::new(b.ip(4)?, 7000);
     let _server = TcpServer::start(&b.netns, at, Mode::Echo)?;
-    let flow = TcpFlow::start(&a.netns, at, Duration::from_millis(1), WAIT)?;
+    let flow = TcpFlow::start(&a.netns, at, Duration::from_millis(1), PATIENCE)?;
     let denied = SocketAddr::new(b.ip(4)?, 7999);
     let _closed = TcpServer::start(&b.netns, denied, Mode::Echo)?;
     let (mut killed, mut restarting) = (0, 0);

@@ -6,14 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use flowloom_netlink::LinkName;
 use flowloom_testkit::{
-    Capture, EchoServer, Frame, Mode, Netfilter, Outcome, Packet, Probe, Proto, RawSender, TcpClient,
-    TcpServer, eventually,
+    Capture, EchoServer, Frame, Mode, Netfilter, Outcome, PATIENCE, Packet, Probe, Proto, RawSender,
+    TcpClient, TcpServer, eventually,
 };
 use flowloom_tests_e2e::{Document, Lab};
 use nix::errno::Errno;
 use serde_json::json;
-
-const WAIT: Duration = Duration::from_secs(10);
 
 fn document(lab: &Lab) -> Document {
     let endpoint = |name: &str, node: &str, ips: [&str; 2], groups: &[&str], localhost: &str| {
@@ -102,7 +100,7 @@ fn an_expired_packet_is_answered_when_routed_and_not_touched_when_switched() -> 
             .ttl(1);
             RawSender::open(&a.netns, &link)?.send(&packet.frame())?;
             let expected = if family == 4 { (11, 0) } else { (3, 0) };
-            eventually(WAIT, || {
+            eventually(PATIENCE, || {
                 let found = seen
                     .frames()
                     .iter()
@@ -127,7 +125,7 @@ fn an_expired_packet_is_answered_when_routed_and_not_touched_when_switched() -> 
             .macs(mac, gateway)
             .ttl(1);
         RawSender::open(&d.netns, &link)?.send(&packet.frame())?;
-        eventually(WAIT, || if echo.received() == 1 { Ok(()) } else { Err("not delivered") });
+        eventually(PATIENCE, || if echo.received() == 1 { Ok(()) } else { Err("not delivered") });
     }
     Ok(())
 }
@@ -162,7 +160,7 @@ fn a_packet_too_large_for_the_tunnel_is_answered_and_tcp_learns_from_it() -> Res
         packet.dont_fragment = true;
         RawSender::open(&d.netns, &LinkName::new(inside.clone())?)?.send(&packet.frame())?;
         let expected = if family == 4 { (3, 4) } else { (2, 0) };
-        eventually(WAIT, || {
+        eventually(PATIENCE, || {
             let error = seen
                 .frames()
                 .iter()
@@ -173,9 +171,9 @@ fn a_packet_too_large_for_the_tunnel_is_answered_and_tcp_learns_from_it() -> Res
             let mtu = u16::from_be_bytes([high, low]);
             if (1280..=1450).contains(&mtu) { Ok(()) } else { Err(format!("MTU {mtu}")) }
         });
-        let mut client = TcpClient::connect(&d.netns, at, WAIT)?;
+        let mut client = TcpClient::connect(&d.netns, at, PATIENCE)?;
         for _ in 0..5 {
-            client.round_trip(&[9; 100_000], WAIT).with_context(|| format!("IPv{family}"))?;
+            client.round_trip(&[9; 100_000], PATIENCE).with_context(|| format!("IPv{family}"))?;
         }
     }
     Ok(())

@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
-use flowloom_testkit::{Mode, Outcome, Probe, TcpServer, UdpReceiver, UdpSender, eventually, probe_all};
+use flowloom_testkit::{
+    Mode, Outcome, PATIENCE, Probe, TcpServer, UdpReceiver, UdpSender, eventually, probe_all,
+};
 use flowloom_tests_e2e::{Document, Lab};
 use serde_json::json;
 
@@ -55,7 +57,7 @@ fn a_allowed_egress_is_not_an_allowed_ingress(forwarding: &str) -> Result<()> {
     for family in [4, 6] {
         let to = SocketAddr::new(b.ip(family)?, 7000);
         let _server = TcpServer::start(&b.netns, to, Mode::Echo)?;
-        assert_eq!(Probe::tcp(&a.netns, to).run()?, Outcome::Connected, "IPv{family}");
+        assert_eq!(Probe::tcp(&a.netns, to).timeout(PATIENCE).run()?, Outcome::Connected, "IPv{family}");
     }
     Ok(())
 }
@@ -91,15 +93,11 @@ fn a_one_way_stream_stops_when_its_rule_or_label_goes() -> Result<()> {
             let receiver = UdpReceiver::start(&b.netns, to)?;
             let interval = Duration::from_micros(500);
             let sender = UdpSender::start(&a.netns, None, to, interval, 1, 64)?;
-            eventually(Duration::from_secs(10), || {
-                if receiver.count() > 50 { Ok(()) } else { Err(receiver.count()) }
-            });
+            eventually(PATIENCE, || if receiver.count() > 50 { Ok(()) } else { Err(receiver.count()) });
             lab.apply(revoked)?;
             // Numbers from here on are sent after the change was said to be in force.
             let border = sender.sent() + 1;
-            eventually(Duration::from_secs(10), || {
-                if sender.sent() > border + 500 { Ok(()) } else { Err(sender.sent()) }
-            });
+            eventually(PATIENCE, || if sender.sent() > border + 500 { Ok(()) } else { Err(sender.sent()) });
             drop(sender);
             let late: Vec<_> = receiver
                 .arrivals()
@@ -114,7 +112,7 @@ fn a_one_way_stream_stops_when_its_rule_or_label_goes() -> Result<()> {
             );
             lab.apply(&allowed)?;
             let again = UdpSender::start(&a.netns, None, to, interval, 2, 64)?;
-            eventually(Duration::from_secs(10), || {
+            eventually(PATIENCE, || {
                 if receiver.arrivals().iter().any(|f| f.mark == 2) {
                     Ok(())
                 } else {

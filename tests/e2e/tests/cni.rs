@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use flowloom_api::v1::{CniAddRequest, CniAttachment, CniNetwork};
-use flowloom_testkit::{Cmd, Mode, Ns, Outcome, Probe, TcpServer, UdpReceiver, UdpSender, eventually, never};
+use flowloom_testkit::{
+    Cmd, Mode, Ns, Outcome, PATIENCE, Probe, TcpServer, UdpReceiver, UdpSender, eventually, never,
+};
 use flowloom_tests_e2e::pods::{self, WEB, addresses, attached, held, inside, start};
 use flowloom_tests_e2e::{Lab, Runtime, Workload, binary, netns_path};
 use serde_json::{Value, json};
 
-const WAIT: Duration = Duration::from_secs(20);
 const SILENCE: Duration = Duration::from_millis(300);
 const SHUT: u16 = 81;
 
@@ -94,7 +95,7 @@ fn sixteen_adds_at_once_get_sixteen_addresses() -> Result<()> {
     // Each is one that works: the first reaches every other by both families.
     for result in &results[1..] {
         for ip in addresses(result)? {
-            assert_eq!(Probe::icmp(&pods[0], ip).timeout(WAIT).run()?, Outcome::Connected, "{ip}");
+            assert_eq!(Probe::icmp(&pods[0], ip).timeout(PATIENCE).run()?, Outcome::Connected, "{ip}");
         }
     }
     std::thread::scope(|scope| {
@@ -128,10 +129,10 @@ fn two_attached_workloads_ping_each_other_and_obey_the_group_their_network_names
             (SocketAddr::new(ip_b, WEB), SocketAddr::new(ip_b, SHUT), SocketAddr::new(ip_a, SHUT));
         let _servers = [TcpServer::start(&b, web, Mode::Echo)?, TcpServer::start(&a, back, Mode::Echo)?];
         let closed = TcpServer::start(&b, shut, Mode::Echo)?;
-        assert_eq!(Probe::icmp(&a, ip_b).timeout(WAIT).run()?, Outcome::Connected, "{ip_a} pings {ip_b}");
-        assert_eq!(Probe::icmp(&b, ip_a).timeout(WAIT).run()?, Outcome::Connected, "{ip_b} pings {ip_a}");
-        assert_eq!(Probe::tcp(&a, web).timeout(WAIT).run()?, Outcome::Connected, "{web}");
-        assert_eq!(Probe::tcp(&b, back).timeout(WAIT).run()?, Outcome::Connected, "{back}");
+        assert_eq!(Probe::icmp(&a, ip_b).timeout(PATIENCE).run()?, Outcome::Connected, "{ip_a} pings {ip_b}");
+        assert_eq!(Probe::icmp(&b, ip_a).timeout(PATIENCE).run()?, Outcome::Connected, "{ip_b} pings {ip_a}");
+        assert_eq!(Probe::tcp(&a, web).timeout(PATIENCE).run()?, Outcome::Connected, "{web}");
+        assert_eq!(Probe::tcp(&b, back).timeout(PATIENCE).run()?, Outcome::Connected, "{back}");
         assert_eq!(Probe::tcp(&a, shut).timeout(SILENCE).run()?, Outcome::TimedOut, "{shut}");
         assert_eq!(closed.accepted(), 0);
     }
@@ -177,16 +178,16 @@ fn add_returns_when_the_policy_is_in_force_and_nothing_passes_before() -> Result
         let container = format!("db-{round}");
         bound.add(&container, &ns)?;
         // No second try: the first probe after the answer is judged, and judged right.
-        let reached = Probe::tcp(&client.netns, SocketAddr::new(to, WEB)).timeout(WAIT).run()?;
+        let reached = Probe::tcp(&client.netns, SocketAddr::new(to, WEB)).timeout(PATIENCE).run()?;
         assert_eq!(reached, Outcome::Connected, "round {round}");
         let denied =
             Probe::tcp(&client.netns, SocketAddr::new(to, SHUT)).timeout(Duration::from_millis(100)).run()?;
         assert_eq!(denied, Outcome::TimedOut, "round {round}");
-        eventually(WAIT, || {
+        eventually(PATIENCE, || {
             if open.count() > 20 { Ok(()) } else { Err(format!("round {round}: {} datagrams", open.count())) }
         });
         assert_eq!((shut.count(), closed.accepted()), (0, 0), "round {round}: something passed");
-        eventually(WAIT, || if web.accepted() == 1 { Ok(()) } else { Err(web.accepted()) });
+        eventually(PATIENCE, || if web.accepted() == 1 { Ok(()) } else { Err(web.accepted()) });
         bound.call("DEL", &container, &netns_path(&ns))?.success()?;
     }
     Ok(())
@@ -240,11 +241,11 @@ fn the_configuration_chooses_the_vpc_and_equal_addresses_do_not_meet() -> Result
     let at = SocketAddr::new(default_b[0], WEB);
     let (own_server, red_server) =
         (TcpServer::start(&pods[1], at, Mode::Echo)?, TcpServer::start(&pods[3], at, Mode::Echo)?);
-    assert_eq!(Probe::tcp(&pods[0], at).timeout(WAIT).run()?, Outcome::Connected);
-    eventually(WAIT, || if own_server.accepted() == 1 { Ok(()) } else { Err(own_server.accepted()) });
+    assert_eq!(Probe::tcp(&pods[0], at).timeout(PATIENCE).run()?, Outcome::Connected);
+    eventually(PATIENCE, || if own_server.accepted() == 1 { Ok(()) } else { Err(own_server.accepted()) });
     assert_eq!(red_server.accepted(), 0, "it went to the other VPC");
-    assert_eq!(Probe::tcp(&pods[2], at).timeout(WAIT).run()?, Outcome::Connected);
-    eventually(WAIT, || if red_server.accepted() == 1 { Ok(()) } else { Err(red_server.accepted()) });
+    assert_eq!(Probe::tcp(&pods[2], at).timeout(PATIENCE).run()?, Outcome::Connected);
+    eventually(PATIENCE, || if red_server.accepted() == 1 { Ok(()) } else { Err(red_server.accepted()) });
     assert_eq!(own_server.accepted(), 1, "it went to the other VPC");
     let (code, message) =
         of_pods(&lab)?.with("vpc", json!("rde")).refused("ADD", "x", &netns_path(&pods[0]))?;
@@ -293,7 +294,7 @@ fn install_writes_the_configuration_when_the_agent_is_ready_and_not_before() -> 
     });
     ensure!(install.status()?.is_none(), "install did not wait: {}", install.stderr()?);
     lab.agents[0].start()?;
-    let status = install.wait_until(std::time::Instant::now() + WAIT)?;
+    let status = install.wait_until(std::time::Instant::now() + PATIENCE)?;
     assert!(status.is_some_and(|s| s.success()), "{status:?}: {}", install.stderr()?);
     assert!(lab.agents[0].client().health()?.ready, "the configuration came before the agent was ready");
     // What is written works: the installed plugin with the installed configuration.
@@ -355,7 +356,7 @@ fn a_second_life_of_a_pod_was_taken_for_the_first() -> Result<()> {
     old.call("DEL", "sandbox-1", &netns_path(&first))?.success()?;
     assert_eq!(held(&lab, "pods")?, of_second.iter().copied().collect());
     let client = lab.workload("default/client")?;
-    assert_eq!(Probe::icmp(&client.netns, of_second[0]).timeout(WAIT).run()?, Outcome::Connected);
+    assert_eq!(Probe::icmp(&client.netns, of_second[0]).timeout(PATIENCE).run()?, Outcome::Connected);
     assert_eq!(Probe::icmp(&client.netns, of_first[0]).timeout(SILENCE).run()?, Outcome::TimedOut);
     Ok(())
 }
@@ -383,7 +384,7 @@ fn an_endpoint_was_orphaned_when_the_client_gave_up_during_add() -> Result<()> {
         // The runtime cleans up what it knows nothing about.
         runtime.call("DEL", &container, &netns_path(&ns))?.success()?;
         // An ADD that was still in the queue may finish after that DEL; the runtime's next one takes it away.
-        eventually(WAIT, || {
+        eventually(PATIENCE, || {
             runtime.call("DEL", &container, "").map_err(|e| e.to_string())?;
             match (attached(&lab), held(&lab, "pods")) {
                 (Ok(a), Ok(h)) if a.is_empty() && h.is_empty() => Ok(()),
@@ -436,7 +437,7 @@ fn an_address_leaked_because_its_pod_went_while_the_agent_was_down() -> Result<(
     drop(gone);
     lab.agents[0].start()?;
     lab.agents[0].wait_ready()?;
-    eventually(WAIT, || match held(&lab, "pods") {
+    eventually(PATIENCE, || match held(&lab, "pods") {
         Ok(held) if held == kept => Ok(()),
         other => Err(format!("{other:?}, not {kept:?}")),
     });
@@ -460,7 +461,7 @@ fn a_late_del_freed_the_address_of_another_sandbox() -> Result<()> {
     let (code, _) = tiny.refused("ADD", "three", &netns_path(&three))?;
     assert_eq!(code, 103, "its address was given out twice");
     let client = lab.workload("default/client")?;
-    assert_eq!(Probe::icmp(&client.netns, second[0]).timeout(WAIT).run()?, Outcome::Connected);
+    assert_eq!(Probe::icmp(&client.netns, second[0]).timeout(PATIENCE).run()?, Outcome::Connected);
     Ok(())
 }
 
@@ -496,7 +497,7 @@ fn a_workload_with_an_address_of_another_nodes_range_lost_its_connections() -> R
         ("its host", &*lab.node(0).ns),
         ("the other host", &*lab.node(1).ns),
     ] {
-        assert_eq!(Probe::tcp(ns, at).timeout(WAIT).run()?, Outcome::Connected, "{who}");
+        assert_eq!(Probe::tcp(ns, at).timeout(PATIENCE).run()?, Outcome::Connected, "{who}");
     }
     // Its address is nobody else's to use.
     let absent = SocketAddr::new("10.2.0.10".parse()?, WEB);

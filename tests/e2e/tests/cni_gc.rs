@@ -1,15 +1,11 @@
 //! GC as container runtimes call it: what no valid attachment owns goes, and nothing else.
 
-use std::time::Duration;
-
 use anyhow::Result;
 use flowloom_api::v1::CniGcRequest;
 use flowloom_cni::clock;
-use flowloom_testkit::{Ns, Outcome, Probe};
+use flowloom_testkit::{Ns, Outcome, PATIENCE, Probe};
 use flowloom_tests_e2e::{Runtime, netns_path, pods};
 use serde_json::json;
-
-const WAIT: Duration = Duration::from_secs(20);
 
 fn valid(runtime: Runtime, containers: &[&str]) -> Runtime {
     let list: Vec<_> = containers.iter().map(|c| json!({"containerID": c, "ifname": "eth0"})).collect();
@@ -40,7 +36,7 @@ fn gc_frees_links_and_addresses_that_no_valid_attachment_owns_and_nothing_else()
     // What stays works, the document's endpoints among it; what was bound can be bound again.
     let client = lab.workload("default/client")?;
     for ip in kept.iter().chain(&neighbours) {
-        assert_eq!(Probe::icmp(&client.netns, *ip).timeout(WAIT).run()?, Outcome::Connected, "{ip}");
+        assert_eq!(Probe::icmp(&client.netns, *ip).timeout(PATIENCE).run()?, Outcome::Connected, "{ip}");
     }
     Runtime::new(&lab, 0, "1.1.0")?.arg("FLOWLOOM_ENDPOINT", "db").add("bound", &bound)?;
     // Nothing is left to do; an empty list means that nothing is valid.

@@ -6,10 +6,8 @@ use anyhow::{Context, Result};
 use flowloom_api::v1::{CniAttachment, CniDelRequest, Moment};
 use flowloom_cni::clock;
 use flowloom_cni::queue::{self, Entry};
-use flowloom_testkit::{Ns, Outcome, Probe, eventually, never};
+use flowloom_testkit::{Ns, Outcome, PATIENCE, Probe, eventually, never};
 use flowloom_tests_e2e::{Lab, netns_path, pods};
-
-const WAIT: Duration = Duration::from_secs(20);
 
 fn waiting(lab: &Lab) -> Result<usize> {
     Ok(queue::list(&lab.agents[0].state_dir.join(queue::DIRECTORY))?.entries.len())
@@ -22,7 +20,7 @@ fn enqueue(lab: &Lab, container: &str, started: Moment) -> Result<()> {
 }
 
 fn until_containers(lab: &Lab, wanted: &[&str]) {
-    eventually(WAIT, || match pods::containers(lab) {
+    eventually(PATIENCE, || match pods::containers(lab) {
         Ok(found) if found.iter().map(String::as_str).eq(wanted.iter().copied()) => Ok(()),
         other => Err(format!("{other:?}, not {wanted:?}")),
     });
@@ -53,7 +51,7 @@ fn a_del_without_an_agent_holds_up_no_teardown_and_is_done_when_the_agent_starts
     assert!(pods::inside(&left).is_err(), "the namespace is there, its interface must not be");
     assert_eq!(waiting(&lab)?, 0);
     let client = lab.workload("default/client")?;
-    assert_eq!(Probe::icmp(&client.netns, kept[0]).timeout(WAIT).run()?, Outcome::Connected);
+    assert_eq!(Probe::icmp(&client.netns, kept[0]).timeout(PATIENCE).run()?, Outcome::Connected);
     // Done once: another start finds nothing to do.
     lab.agents[0].restart()?;
     until_containers(&lab, &["stays"]);
@@ -81,7 +79,7 @@ fn an_add_of_the_same_container_after_a_queued_del_gets_a_new_interface() -> Res
     assert_eq!(waiting(&lab)?, 0);
     until_containers(&lab, &["pod"]);
     let client = lab.workload("default/client")?;
-    assert_eq!(Probe::icmp(&client.netns, ip).timeout(WAIT).run()?, Outcome::Connected);
+    assert_eq!(Probe::icmp(&client.netns, ip).timeout(PATIENCE).run()?, Outcome::Connected);
     Ok(())
 }
 
@@ -93,7 +91,7 @@ fn a_del_that_was_queued_beside_a_starting_agent_waited_for_the_next_one() -> Re
     runtime.add("pod", &ns)?;
     enqueue(&lab, "pod", clock::now()?)?;
     until_containers(&lab, &[]);
-    eventually(WAIT, || match waiting(&lab) {
+    eventually(PATIENCE, || match waiting(&lab) {
         Ok(0) => Ok(()),
         other => Err(format!("{other:?}")),
     });
@@ -111,7 +109,7 @@ fn a_late_entry_of_the_queue_took_the_attachment_that_came_after_it() -> Result<
     let result = runtime.add("pod", &ns)?;
     // A plugin that was called before that DEL, and stopped for long, writes only now.
     enqueue(&lab, "pod", called)?;
-    eventually(WAIT, || match lab.agents[0].client().cni_report() {
+    eventually(PATIENCE, || match lab.agents[0].client().cni_report() {
         Ok(report) if report.queue.outdated == 1 && report.queue.waiting == 0 => Ok(()),
         other => Err(format!("{other:?}")),
     });
@@ -156,7 +154,7 @@ fn killed_at_every_write_of_a_replay() -> Result<()> {
         agent.set_variable("FLOWLOOM_TEST_ABORT_AT_WRITE", &n.to_string());
         agent.start()?;
         agent.clear_variables();
-        let (client, deadline) = (agent.client(), Instant::now() + WAIT);
+        let (client, deadline) = (agent.client(), Instant::now() + PATIENCE);
         let dead = loop {
             if agent.process.as_mut().context("not started")?.status()?.is_some() {
                 break true;

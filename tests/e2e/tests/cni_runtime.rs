@@ -3,17 +3,15 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Barrier;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use flowloom_datapath::sys::{TcxHook, link_create, link_info, prog_by_id, tcx_chain};
 use flowloom_netlink::{Event, Interest, Monitor, Netns};
-use flowloom_testkit::{Cmd, Ns, Outcome, Probe, eventually, temp_dir};
+use flowloom_testkit::{Cmd, Ns, Outcome, PATIENCE, Probe, eventually, temp_dir};
 use flowloom_tests_e2e::{Lab, Runtime, netns_path, pods};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Value, json};
-
-const WAIT: Duration = Duration::from_secs(20);
 
 #[test]
 fn status_says_whether_an_add_can_be_served_and_why_not() -> Result<()> {
@@ -57,7 +55,7 @@ fn the_agent_keeps_the_runtimes_configuration_while_it_is_ready() -> Result<()> 
     let line = format!("cni: {{conf_dir: {}, bin_dir: {}}}", conf.display(), bin.display());
     let mut lab = Lab::builder().nodes(1).config(&line).start()?;
     let list = conf.join("10-flowloom.conflist");
-    eventually(WAIT, || if list.is_file() { Ok(()) } else { Err("no configuration") });
+    eventually(PATIENCE, || if list.is_file() { Ok(()) } else { Err("no configuration") });
     lab.apply(&pods::document(&lab))?;
     let mut runtime = Runtime::new(&lab, 0, "1.0.0")?;
     runtime.config = first_plugin(&list)?;
@@ -86,14 +84,14 @@ fn the_agent_keeps_the_runtimes_configuration_while_it_is_ready() -> Result<()> 
     std::fs::write(&lab.document, "{")?;
     std::fs::remove_file(lab.agents[0].state_dir.join("document.json"))?;
     lab.agents[0].start()?;
-    eventually(WAIT, || if list.exists() { Err("still there") } else { Ok(()) });
+    eventually(PATIENCE, || if list.exists() { Err("still there") } else { Ok(()) });
     let client = lab.agents[0].client();
-    eventually(WAIT, || match client.cni_report() {
+    eventually(PATIENCE, || match client.cni_report() {
         Ok(r) if !r.ready && r.conflist.as_ref().is_some_and(|c| !c.installed) => Ok(()),
         other => Err(format!("{other:?}")),
     });
     std::fs::write(&lab.document, document)?;
-    eventually(WAIT, || if list.is_file() { Ok(()) } else { Err("not back") });
+    eventually(PATIENCE, || if list.is_file() { Ok(()) } else { Err("not back") });
     assert_eq!(pods::containers(&lab)?.len(), 0, "the DEL that waited is done");
     lab.agents[0].uninstall()?.success()?;
     for dir in [&conf, &bin] {
@@ -117,7 +115,7 @@ fn the_runtime_may_ask_for_addresses_and_a_mac_and_not_for_what_is_not_served() 
     assert!(shown.contains("02:00:00:00:00:77"), "{shown}");
     let client = lab.workload("default/client")?;
     for ip in ips {
-        assert_eq!(Probe::icmp(&client.netns, ip).timeout(WAIT).run()?, Outcome::Connected, "{ip}");
+        assert_eq!(Probe::icmp(&client.netns, ip).timeout(PATIENCE).run()?, Outcome::Connected, "{ip}");
     }
     for (config, wanted, needle) in [
         (json!({"ips": ["10.7.0.77"]}), 101, "10.7.0.77"),
@@ -164,7 +162,7 @@ fn race(node: &Netns, program: &OwnedFd, ready: &Barrier) -> Result<OwnedFd> {
     node.run_in(|| {
         let mut monitor = Monitor::new(&[Interest::Links])?;
         ready.wait();
-        let deadline = Instant::now() + WAIT;
+        let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
             let mut fds = [PollFd::new(monitor.as_fd(), PollFlags::POLLIN)];
             poll(&mut fds, PollTimeout::from(100u16))?;
@@ -195,7 +193,7 @@ fn somebodys_program_on_a_new_device_does_not_run_before_ours_once_add_has_answe
     };
     // Any program does for somebody's, but the same one twice at a hook is refused: one that a settled device of the document runs at the other.
     let own = ifindex("client")?;
-    eventually(WAIT, || match chain(node, own, TcxHook::Egress) {
+    eventually(PATIENCE, || match chain(node, own, TcxHook::Egress) {
         Ok(list) if list.len() == 1 => Ok(()),
         other => Err(format!("{other:?}")),
     });
@@ -215,7 +213,7 @@ fn somebodys_program_on_a_new_device_does_not_run_before_ours_once_add_has_answe
             raced += 1;
         }
         // Whoever came after the answer is overtaken when the device gets its links.
-        eventually(WAIT, || {
+        eventually(PATIENCE, || {
             match chain(node, ifindex(&name).map_err(|e| e.to_string())?, TcxHook::Ingress) {
                 Ok(list) if list.len() == 2 && list[1].1 == theirs => Ok(()),
                 other => Err(format!("round {round}: {other:?}")),

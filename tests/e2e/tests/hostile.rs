@@ -8,13 +8,12 @@ use anyhow::{Context, Result};
 use flowloom_api::v1::DropFilter;
 use flowloom_netlink::{LinkName, Mac};
 use flowloom_testkit::{
-    Capture, Direction, Fault, Frame, Mode, Packet, RawSender, TcpClient, TcpFlow, TcpServer, arp,
+    Capture, Direction, Fault, Frame, Mode, PATIENCE, Packet, RawSender, TcpClient, TcpFlow, TcpServer, arp,
     eventually, icmp, ip_protocol, nd, tcp_flags,
 };
 use flowloom_tests_e2e::{Document, Lab, Workload};
 use serde_json::json;
 
-const WAIT: Duration = Duration::from_secs(15);
 const OPEN: u16 = 7000;
 const SHUT: u16 = 7999;
 const EVIL: &[u8] = b"this must never arrive";
@@ -267,7 +266,7 @@ fn nothing_a_workload_makes_up_arrives_and_honest_traffic_goes_on() -> Result<()
     for (target, family) in [(&b, 4), (&b, 6), (&c, 4), (&c, 6)] {
         let at = SocketAddr::new(target.ip(family)?, OPEN);
         servers.push(TcpServer::start(&target.netns, at, Mode::Echo)?);
-        flows.push(TcpFlow::start(&a.netns, at, Duration::from_millis(2), WAIT)?);
+        flows.push(TcpFlow::start(&a.netns, at, Duration::from_millis(2), PATIENCE)?);
     }
     let captures =
         [("b", Capture::start(&b.netns, &link(&b)?)?), ("c", Capture::start(&c.netns, &link(&c)?)?)];
@@ -323,12 +322,12 @@ fn nothing_a_workload_makes_up_arrives_and_honest_traffic_goes_on() -> Result<()
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 
     let good = |frames: &[Frame]| frames.iter().filter(|f| f.contains(GOOD)).count() as u64;
-    eventually(WAIT, || {
+    eventually(PATIENCE, || {
         let n: u64 = captures.iter().map(|(_, c)| good(&c.frames())).sum();
         if n >= allowed { Ok(()) } else { Err(format!("{n} of {allowed} allowed packets arrived")) }
     });
     let trips: Vec<u64> = flows.iter().map(TcpFlow::round_trips).collect();
-    eventually(WAIT, || {
+    eventually(PATIENCE, || {
         if flows.iter().zip(&trips).all(|(f, t)| f.round_trips() > t + 10) {
             Ok(())
         } else {
@@ -372,7 +371,7 @@ fn large_segments_and_a_hundred_megabytes_arrive_whole_on_one_node_and_over_the_
         let to = lab.workload(target)?;
         let at = SocketAddr::new(to.ip(family)?, OPEN);
         let server = TcpServer::start(&to.netns, at, Mode::Echo)?;
-        let mut client = TcpClient::connect(&a.netns, at, WAIT)?;
+        let mut client = TcpClient::connect(&a.netns, at, PATIENCE)?;
         let mut payload: Vec<u8> = vec![0; CHUNK];
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let mut fill = |payload: &mut Vec<u8>| {
@@ -387,7 +386,7 @@ fn large_segments_and_a_hundred_megabytes_arrive_whole_on_one_node_and_over_the_
         // Each round compares every byte that came back, so both directions are checked.
         let mut round_trip = |round: usize| -> Result<()> {
             fill(&mut payload);
-            client.round_trip(&payload, WAIT).with_context(|| format!("{target} round {round}")).map(drop)
+            client.round_trip(&payload, PATIENCE).with_context(|| format!("{target} round {round}")).map(drop)
         };
         for round in 0..3 {
             round_trip(round)?;

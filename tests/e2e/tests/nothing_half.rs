@@ -7,13 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use flowloom_testkit::{UdpReceiver, UdpSender, eventually};
+use flowloom_testkit::{PATIENCE, UdpReceiver, UdpSender, eventually};
 use flowloom_tests_e2e::{Document, Lab};
 use serde_json::{Value, json};
 
 const A: u16 = 7000;
 const B: u16 = 7001;
-const WAIT: Duration = Duration::from_secs(20);
 
 /// 2,000 rules that speak of nobody here, each an entry of its own.
 fn filler(direction: &str, action: &str) -> Vec<Value> {
@@ -117,7 +116,7 @@ fn no_mixture_of_two_policies_is_ever_in_force() -> Result<()> {
         let tried = established.map(|s| s.stop());
         let new = sent.load(Ordering::Relaxed);
         // Everything that was sent has arrived once the last of each kind has.
-        eventually(WAIT, || {
+        eventually(PATIENCE, || {
             let missing = a.missing(1, tried[0]).len() + a.missing(3, new).len();
             if missing == 0 {
                 Ok(())
@@ -164,7 +163,7 @@ fn labels_and_cidrs_coming_and_going_never_flip_what_both_sides_agree_on() -> Re
         lab.replace(&world(i))?;
     }
     let tried = senders.map(|s| s.stop());
-    eventually(WAIT, || {
+    eventually(PATIENCE, || {
         let missing = a.missing(1, tried[0]).len();
         if missing == 0 { Ok(()) } else { Err(format!("{missing} of {} datagrams to A were lost", tried[0])) }
     });

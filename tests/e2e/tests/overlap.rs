@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 use flowloom_api::v1::ConntrackFilter;
 use flowloom_netlink::{LinkName, Mac};
 use flowloom_testkit::{
-    Capture, EchoServer, Frame, Mode, Outcome, Packet, Probe, RawSender, TcpFlow, TcpServer, UdpReceiver,
-    UdpSender, eventually, icmp, vxlan,
+    Capture, EchoServer, Frame, Mode, Outcome, PATIENCE, Packet, Probe, RawSender, TcpFlow, TcpServer,
+    UdpReceiver, UdpSender, eventually, icmp, vxlan,
 };
 use flowloom_tests_e2e::{Document, Lab, Workload};
 use serde_json::{Value, json};
@@ -17,7 +17,6 @@ const TENANTS: [(&str, u64); 2] =
     [("red", u64::from_be_bytes(*b"REDREDRE")), ("blue", u64::from_be_bytes(*b"BLUEBLUE"))];
 /// Allowed in red, denied in blue; and the other way round.
 const PORTS: [u16; 2] = [7000, 7001];
-const WAIT: Duration = Duration::from_secs(10);
 
 fn tenant(vpc: &str, open: u16) -> Vec<(&'static str, Value)> {
     let endpoint = |name: &str, node: &str, host: u8| {
@@ -97,7 +96,7 @@ fn a_capture_in_red_holds_no_blue_payload_and_the_tables_are_disjoint() -> Resul
             }
         }
     }
-    eventually(WAIT, || if senders.iter().all(|s| s.sent() > 300) { Ok(()) } else { Err("sending") });
+    eventually(PATIENCE, || if senders.iter().all(|s| s.sent() > 300) { Ok(()) } else { Err("sending") });
     drop(senders);
     for (vpc, mark, to, receiver) in &receivers {
         let own = PORTS[usize::from(*vpc == "blue")] == to.port();
@@ -172,7 +171,7 @@ fn interleaved_fragments_with_equal_ids_keep_to_their_tenant() -> Result<()> {
         }
         for (i, port, mark, receiver) in &receivers {
             if *port == PORTS[*i] {
-                eventually(WAIT, || {
+                eventually(PATIENCE, || {
                     if receiver.count() > 0 {
                         Ok(())
                     } else {
@@ -210,7 +209,7 @@ fn an_icmp_error_that_quotes_the_other_tenants_flow_dies() -> Result<()> {
         let to = SocketAddr::new(red.1.ip(4)?, PORTS[0]);
         let _echo = EchoServer::start(&red.1.netns, to)?;
         let from = SocketAddr::new(red.0.ip(4)?, 42_000);
-        assert_eq!(Probe::udp(&red.0.netns, to).source(from).run()?, Outcome::Connected);
+        assert_eq!(Probe::udp(&red.0.netns, to).source(from).timeout(PATIENCE).run()?, Outcome::Connected);
         let quoted = Packet::udp(from, to, b"quoted").ip();
         let gateway: Mac = "02:00:00:00:00:fe".parse().map_err(anyhow::Error::msg)?;
         for (name, (a, other), passes) in [("red", &red, true), ("blue", &blue, false)] {
@@ -227,7 +226,7 @@ fn an_icmp_error_that_quotes_the_other_tenants_flow_dies() -> Result<()> {
             )
             .macs(own, gateway);
             RawSender::open(&other.netns, &link(other)?)?.send(&marker.frame())?;
-            eventually(WAIT, || {
+            eventually(PATIENCE, || {
                 if seen.frames().iter().any(|f| f.contains(b"after the error")) {
                     Ok(())
                 } else {
@@ -284,7 +283,7 @@ fn a_workload_cannot_speak_vxlan_to_a_node() -> Result<()> {
         let drops = lab.agents[0].client().drops(&flowloom_api::v1::DropFilter::default())?;
         Ok(drops.drops.iter().filter(|d| d.reason.name == reason).map(|d| d.packets).sum())
     };
-    eventually(WAIT, || match drops("TunnelFromWorkload") {
+    eventually(PATIENCE, || match drops("TunnelFromWorkload") {
         Ok(n) if n >= 2 => Ok(()),
         other => Err(format!("{other:?}")),
     });
@@ -309,7 +308,7 @@ fn a_vpc_deleted_and_made_again_under_load_touches_no_other() -> Result<()> {
     for target in [&red_b, &red_c] {
         let at = SocketAddr::new(target.ip(4)?, PORTS[0]);
         servers.push(TcpServer::start(&target.netns, at, Mode::Echo)?);
-        flows.push(TcpFlow::start(&red_a.netns, at, Duration::from_millis(1), WAIT)?);
+        flows.push(TcpFlow::start(&red_a.netns, at, Duration::from_millis(1), PATIENCE)?);
     }
     let seen = [capture(&red_b)?, capture(&red_c)?];
     for round in 0..5 {
@@ -317,7 +316,7 @@ fn a_vpc_deleted_and_made_again_under_load_touches_no_other() -> Result<()> {
         let to = SocketAddr::new(c.ip(4)?, PORTS[1]);
         let receiver = UdpReceiver::start(&c.netns, to)?;
         let sender = UdpSender::start(&a.netns, None, to, Duration::from_micros(300), TENANTS[1].1, 100)?;
-        eventually(WAIT, || {
+        eventually(PATIENCE, || {
             if receiver.count() > 20 { Ok(()) } else { Err(format!("round {round}: blue is silent")) }
         });
         lab.apply(&red_only)?;

@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use flowloom_api::v1::DropFilter;
-use flowloom_testkit::{Mode, Outcome, Probe, TcpClient, TcpServer, eventually, probe_all};
+use flowloom_testkit::{Mode, Outcome, PATIENCE, Probe, TcpClient, TcpServer, eventually, probe_all};
 use flowloom_tests_e2e::{Document, Lab, Workload};
 use serde_json::json;
 
-const WAIT: Duration = Duration::from_secs(10);
 /// Connections of one VPC on this node.
 const QUOTA: usize = 1100;
 /// Of the other tenant, fewer than its quota.
@@ -25,7 +24,7 @@ fn document(lab: &Lab) -> Document {
 }
 
 fn connect(from: &Workload, to: SocketAddr) -> Result<TcpClient> {
-    TcpClient::connect(&from.netns, to, WAIT).context("a connection within the quota")
+    TcpClient::connect(&from.netns, to, PATIENCE).context("a connection within the quota")
 }
 
 fn dropped(lab: &Lab, vpc: &str) -> Result<u64> {
@@ -79,31 +78,30 @@ fn a_vpc_at_its_quota_is_refused_more_and_the_other_vpcs_idle_flows_all_pass() -
 
     // The other tenant's idle flows, every one; the greedy one's own too.
     for (i, flow) in idle.iter_mut().enumerate() {
-        flow.round_trip(b"still here", WAIT).with_context(|| format!("idle flow {i} of blue"))?;
+        flow.round_trip(b"still here", PATIENCE).with_context(|| format!("idle flow {i} of blue"))?;
     }
     for (i, flow) in greedy.iter_mut().enumerate() {
-        flow.round_trip(b"mine too", WAIT).with_context(|| format!("flow {i} of red"))?;
+        flow.round_trip(b"mine too", PATIENCE).with_context(|| format!("flow {i} of red"))?;
     }
     // And the other tenant opens more.
     let mut more = connect(&blue_a, to)?;
-    more.round_trip(b"one more", WAIT)?;
+    more.round_trip(b"one more", PATIENCE)?;
     assert_eq!(blue_server.accepted(), IDLE as u64 + 1);
     assert!(red_server.accepted() >= QUOTA as u64);
 
     // Closed connections give their place back once they are swept.
     let closing = greedy.len() / 2;
     greedy.drain(..closing);
-    let room = eventually(Duration::from_secs(40), || {
-        match TcpClient::connect(&red_a.netns, to, Duration::from_millis(300)) {
+    let room =
+        eventually(PATIENCE, || match TcpClient::connect(&red_a.netns, to, Duration::from_millis(300)) {
             Ok(client) => Ok(client),
             Err(e) => Err(format!("no room after closing {closing}: {e}")),
-        }
-    });
+        });
     drop(room);
     let mut flow = greedy.pop_front().context("half of them are open")?;
-    flow.round_trip(b"kept", WAIT)?;
+    flow.round_trip(b"kept", PATIENCE)?;
     // As many as were closed fit again.
-    eventually(Duration::from_secs(40), || {
+    eventually(PATIENCE, || {
         let probes: Vec<_> =
             (0..closing / 2).map(|_| Probe::tcp(&red_a.netns, to).timeout(Duration::from_secs(1))).collect();
         let outcomes = probe_all(&probes).map_err(|e| e.to_string())?;

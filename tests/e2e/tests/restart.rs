@@ -8,13 +8,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use flowloom_netlink::Netns;
 use flowloom_testkit::{
-    Cmd, Mode, Ns, Outcome, Probe, Process, TcpFlow, TcpServer, UdpReceiver, UdpSender, eventually,
+    Cmd, Mode, Ns, Outcome, PATIENCE, Probe, Process, TcpFlow, TcpServer, UdpReceiver, UdpSender, eventually,
 };
 use flowloom_tests_e2e::{Document, Lab, Runtime, netns_path};
 use nix::mount::{MntFlags, umount2};
 use serde_json::{Value, json};
 
-const WAIT: Duration = Duration::from_secs(20);
 const OPEN: u16 = 7000;
 const SHUT: u16 = 7999;
 const MARK: u64 = u64::from_be_bytes(*b"RESTARTS");
@@ -61,7 +60,7 @@ impl Traffic {
         let (a, b) = (lab.workload(&format!("{vpc}/a"))?, lab.workload(&format!("{vpc}/b"))?);
         let at = SocketAddr::new(b.ip(4)?, OPEN);
         let server = TcpServer::start(&b.netns, at, Mode::Echo)?;
-        let flow = TcpFlow::start(&a.netns, at, Duration::from_millis(1), WAIT)?;
+        let flow = TcpFlow::start(&a.netns, at, Duration::from_millis(1), PATIENCE)?;
         let to = SocketAddr::new(b.ip(6)?, OPEN);
         let receiver = UdpReceiver::start(&b.netns, to)?;
         let sender = UdpSender::start(&a.netns, None, to, Duration::from_millis(1), MARK, 64)?;
@@ -73,7 +72,7 @@ impl Traffic {
     /// More of both arrives from now on.
     fn goes_on(&self) {
         let (trips, datagrams) = (self.flow.round_trips(), self.receiver.count());
-        eventually(WAIT, || {
+        eventually(PATIENCE, || {
             let now = (self.flow.round_trips(), self.receiver.count());
             if now.0 > trips + 20 && now.1 > datagrams + 20 { Ok(()) } else { Err(format!("{now:?}")) }
         });
@@ -82,7 +81,7 @@ impl Traffic {
     fn end(self) {
         self.goes_on();
         let sent = self.sender.stop();
-        eventually(WAIT, || {
+        eventually(PATIENCE, || {
             let missing = self.receiver.missing(MARK, sent);
             if missing.is_empty() {
                 Ok(())
@@ -107,7 +106,7 @@ fn assert_enforced(lab: &Lab, when: &str) -> Result<()> {
             let open = SocketAddr::new(b.ip(family)?, OPEN);
             // Somebody may listen there already.
             let _open = TcpServer::start(&b.netns, open, Mode::Echo);
-            let reached = Probe::tcp(&a.netns, open).timeout(WAIT).run()?;
+            let reached = Probe::tcp(&a.netns, open).timeout(PATIENCE).run()?;
             assert_eq!(reached, Outcome::Connected, "{when}: {vpc} IPv{family}");
             let denied = Probe::tcp(&a.netns, shut).timeout(Duration::from_millis(200)).run()?;
             assert_eq!(denied, Outcome::TimedOut, "{when}: {vpc} IPv{family}");
@@ -126,7 +125,7 @@ impl Watch {
     /// `sign` makes a change that `word` shows.
     fn start(ns: &Netns, argv: &[&str], sign: &dyn Fn() -> Result<()>, word: &str) -> Result<Self> {
         let process = Cmd::new(argv).in_netns(ns)?.spawn()?;
-        eventually(WAIT, || {
+        eventually(PATIENCE, || {
             sign().map_err(|e| e.to_string())?;
             let text = process.stdout().map_err(|e| e.to_string())?;
             if text.contains(word) {
@@ -145,7 +144,7 @@ impl Watch {
         let before = self.process.stdout()?.matches(word).count();
         sign()?;
         let mut last = usize::MAX;
-        let text = eventually(WAIT, || {
+        let text = eventually(PATIENCE, || {
             let text = self.process.stdout().map_err(|e| e.to_string())?;
             // Two looks of equal length: the sign is printed whole.
             let whole = text.matches(word).count() > before && text.len() == last && text.ends_with('\n');
@@ -227,7 +226,7 @@ fn a_restart_with_nothing_to_do_writes_nothing_as_seen_from_outside() -> Result<
     let traffic = [Traffic::start(&lab, "red")?, Traffic::start(&lab, "default")?];
     // The links of a device that just came are made in a quiet moment; until then the classic hooks guard it.
     let endpoints = lab.agents[0].client().endpoints()?.endpoints;
-    eventually(WAIT, || {
+    eventually(PATIENCE, || {
         let pins = pins(&lab.agents[0].pin_root).map_err(|e| e.to_string())?;
         let missing: Vec<String> = endpoints
             .iter()
@@ -260,7 +259,7 @@ fn a_restart_with_nothing_to_do_writes_nothing_as_seen_from_outside() -> Result<
     // The old agent has seen the signs too; what it does about them is over.
     let client = lab.agents[0].client();
     let mut passes = 0;
-    eventually(WAIT, || {
+    eventually(PATIENCE, || {
         let status = client.status().map_err(|e| e.to_string())?;
         let settled = status.reconcile.passes == passes;
         passes = status.reconcile.passes;
@@ -376,7 +375,7 @@ fn after_a_reboot_everything_is_built_again_with_the_same_addresses() -> Result<
     assert_enforced(&lab, "after the reboot")?;
     // An attachment whose container did not survive holds no address for ever.
     let client = lab.agents[0].client();
-    eventually(WAIT, || {
+    eventually(PATIENCE, || {
         let attached = client
             .endpoints()
             .map_err(|e| e.to_string())?
@@ -410,7 +409,7 @@ fn an_agent_of_another_layout_is_refused_and_traffic_goes_on() -> Result<()> {
         .process
         .as_mut()
         .context("not started")?
-        .wait_until(std::time::Instant::now() + WAIT)?;
+        .wait_until(std::time::Instant::now() + PATIENCE)?;
     assert!(status.is_some_and(|s| !s.success()), "it runs over foreign pins: {status:?}");
     let said = lab.agents[0].process.as_ref().context("not started")?.stderr()?;
     for word in [format!("{}", version + 1), format!("{version}"), newer.display().to_string()] {
@@ -440,7 +439,7 @@ fn a_broken_document_at_the_start_keeps_what_is_in_force() -> Result<()> {
     std::fs::write(&lab.document, b"{\"version\": 1, \"vpcs\": [")?;
     lab.agents[0].start()?;
     let client = lab.agents[0].client();
-    let status = eventually(WAIT, || match client.status() {
+    let status = eventually(PATIENCE, || match client.status() {
         Ok(s) if !s.document.error.is_empty() => Ok(s),
         other => Err(format!("{other:?}")),
     });

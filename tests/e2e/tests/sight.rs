@@ -9,12 +9,12 @@ use flowloom_api::v1::{
     ConntrackFilter, DropFilter, EventFilter, EventKind, StreamItem, TraceRequest, Verdict,
 };
 use flowloom_testkit::{
-    Cmd, EchoServer, Mode, Outcome, Probe, Proto, TcpClient, TcpServer, UdpSender, eventually, probe_all,
+    Cmd, EchoServer, Mode, Outcome, PATIENCE, Probe, Proto, TcpClient, TcpServer, UdpSender, eventually,
+    probe_all,
 };
 use flowloom_tests_e2e::{Document, Lab};
 use serde_json::{Value, json};
 
-const WAIT: Duration = Duration::from_secs(15);
 const OPEN: u16 = 7000;
 const SHUT: u16 = 7001;
 const REFUSED: u16 = 7002;
@@ -104,8 +104,8 @@ fn a_thousand_traces_change_no_map_and_name_each_step() -> Result<()> {
     let at = SocketAddr::new(b.ip(4)?, OPEN);
     let _server = TcpServer::start(&b.netns, at, Mode::Echo)?;
     let source = SocketAddr::new(a.ip(4)?, 45_000);
-    let mut open = TcpClient::connect_from(&a.netns, Some(source), at, WAIT)?;
-    open.round_trip(b"hello", WAIT)?;
+    let mut open = TcpClient::connect_from(&a.netns, Some(source), at, PATIENCE)?;
+    open.round_trip(b"hello", PATIENCE)?;
     for vpc in ["red", "blue"] {
         for name in ["a", "b"] {
             // Kernels of workloads speak by themselves (router solicitations, group reports): not now.
@@ -162,7 +162,7 @@ fn a_thousand_traces_change_no_map_and_name_each_step() -> Result<()> {
     assert!(unchanged, "traces wrote into {written:?}, or told events");
     // And a real packet does show: the comparison can see.
     let before = dump(&lab)?;
-    assert_eq!(Probe::tcp(&a.netns, at).run()?, Outcome::Connected);
+    assert_eq!(Probe::tcp(&a.netns, at).timeout(PATIENCE).run()?, Outcome::Connected);
     assert_ne!(dump(&lab)?, before, "the dump does not see a connection");
 
     let reports: Vec<_> = requests.iter().map(|r| client.trace(r)).collect::<Result<_, _>>()?;
@@ -343,9 +343,9 @@ fn observe_drops_connections_and_rule_hits_move_when_packets_do() -> Result<()> 
     let to = |port: u16| -> Result<SocketAddr> { Ok(SocketAddr::new(b.ip(4)?, port)) };
     let _server = TcpServer::start(&b.netns, to(OPEN)?, Mode::Echo)?;
     let before = (hits("red/g/open")?, hits("red/g/shut")?, hits("red/g/refused")?, drops("red")?);
-    assert_eq!(Probe::tcp(&a.netns, to(OPEN)?).run()?, Outcome::Connected);
+    assert_eq!(Probe::tcp(&a.netns, to(OPEN)?).timeout(PATIENCE).run()?, Outcome::Connected);
     assert_eq!(Probe::tcp(&a.netns, to(SHUT)?).timeout(Duration::from_millis(200)).run()?, Outcome::TimedOut);
-    assert_eq!(Probe::tcp(&a.netns, to(REFUSED)?).run()?, Outcome::Refused);
+    assert_eq!(Probe::tcp(&a.netns, to(REFUSED)?).timeout(PATIENCE).run()?, Outcome::Refused);
     let after = (hits("red/g/open")?, hits("red/g/shut")?, hits("red/g/refused")?, drops("red")?);
     assert!(
         after.0 == before.0 + 1 && after.1 > before.1 && after.2 > before.2 && after.3 >= before.3 + 2,
@@ -369,7 +369,7 @@ fn observe_drops_connections_and_rule_hits_move_when_packets_do() -> Result<()> 
             })
             .collect()
     };
-    eventually(WAIT, || {
+    eventually(PATIENCE, || {
         let n = observe(&["--vpc", "red", "--reason", "PolicyIngress"]).map_err(|e| e.to_string())?.len();
         if n >= 2 { Ok(()) } else { Err(format!("{n} events")) }
     });
@@ -411,7 +411,7 @@ fn observe_drops_connections_and_rule_hits_move_when_packets_do() -> Result<()> 
     let blue_b = lab.workload("blue/b")?;
     let blue_a = lab.workload("blue/a")?;
     let _blue = TcpServer::start(&blue_b.netns, to(OPEN)?, Mode::Echo)?;
-    assert_eq!(Probe::tcp(&blue_a.netns, to(OPEN)?).run()?, Outcome::Connected);
+    assert_eq!(Probe::tcp(&blue_a.netns, to(OPEN)?).timeout(PATIENCE).run()?, Outcome::Connected);
     let list = |vpc: &str| -> Result<usize> {
         let filter =
             ConntrackFilter { vpc: Some(vpc.into()), port: Some(OPEN), ..ConntrackFilter::default() };
@@ -473,7 +473,7 @@ fn a_client_that_does_not_read_its_stream_stalls_nobody() -> Result<()> {
     let follow = EventFilter { follow: true, ..EventFilter::default() };
     let mut slow: Vec<_> = (0..4).map(|_| client.events(&follow)).collect::<Result<_, _>>()?;
     let mut quick = client.events(&EventFilter { reason: Some("PolicyIngress".into()), ..follow })?;
-    quick.set_idle_timeout(Some(WAIT))?;
+    quick.set_idle_timeout(Some(PATIENCE))?;
     // Denied datagrams: each is a drop and an event.
     let shut: IpAddr = b.ip(4)?;
     let senders: Vec<UdpSender> = (0..4)
@@ -489,7 +489,7 @@ fn a_client_that_does_not_read_its_stream_stalls_nobody() -> Result<()> {
         })
         .collect::<Result<_>>()?;
     let start = client.status()?.events.read;
-    eventually(Duration::from_secs(30), || {
+    eventually(PATIENCE, || {
         let read = client.status().map_err(|e| e.to_string())?.events.read;
         if read > start + 20_000 { Ok(()) } else { Err(format!("{} events", read - start)) }
     });

@@ -204,20 +204,22 @@ fn every_row_holds_for_both_families_and_every_protocol() -> Result<()> {
         for family in [4, 6] {
             for proto in [Proto::Tcp, Proto::Udp, Proto::Sctp, Proto::Icmp] {
                 for port in if proto == Proto::Icmp { &[0][..] } else { PORTS } {
-                    probes.push(Probe::new(proto, &peer.netns, SocketAddr::new(target.ip(family)?, *port)));
-                    asked.push((family, proto, *port));
+                    let expected =
+                        if row.default_policy == "deny" { Drop } else { (row.expected)(proto, *port) };
+                    let wanted = match expected {
+                        Allow => Outcome::Connected,
+                        Drop => Outcome::TimedOut,
+                    };
+                    let to = SocketAddr::new(target.ip(family)?, *port);
+                    probes.push(Probe::new(proto, &peer.netns, to).wants(wanted));
+                    asked.push((family, proto, *port, wanted));
                 }
             }
         }
-        for ((family, proto, port), outcome) in asked.into_iter().zip(probe_all(&probes)?) {
-            let expected = if row.default_policy == "deny" { Drop } else { (row.expected)(proto, port) };
-            let right = match expected {
-                Allow => outcome == Outcome::Connected,
-                Drop => outcome == Outcome::TimedOut,
-            };
-            if !right {
+        for ((family, proto, port, wanted), outcome) in asked.into_iter().zip(probe_all(&probes)?) {
+            if outcome != wanted {
                 faults.push(format!(
-                    "{}: IPv{family} {proto:?} {port}: {outcome:?}, expected {expected:?}",
+                    "{}: IPv{family} {proto:?} {port}: {outcome:?}, expected {wanted:?}",
                     row.name
                 ));
             }
@@ -254,8 +256,10 @@ fn the_rule_for_an_address_does_not_reach_its_neighbour() -> Result<()> {
         let (target, near) = (lab.workload(&format!("{vpc}/target"))?, lab.workload(&format!("{vpc}/near"))?);
         let _servers = serve(&target)?;
         for (family, allowed) in [(4, v4), (6, v6)] {
-            let outcome = Probe::tcp(&near.netns, SocketAddr::new(target.ip(family)?, 80)).run()?;
-            assert_eq!(outcome == Outcome::Connected, allowed, "{vpc} IPv{family}: {outcome:?}");
+            let wanted = if allowed { Outcome::Connected } else { Outcome::TimedOut };
+            let outcome =
+                Probe::tcp(&near.netns, SocketAddr::new(target.ip(family)?, 80)).wants(wanted).run()?;
+            assert_eq!(outcome, wanted, "{vpc} IPv{family}");
         }
     }
     Ok(())

@@ -7,14 +7,13 @@ use anyhow::{Context, Result};
 use flowloom_api::v1::DropFilter;
 use flowloom_netlink::LinkName;
 use flowloom_testkit::{
-    Capture, EchoServer, Frame, Mode, Netfilter, Outcome, Parsed, Probe, Proto, TcpServer, eventually,
-    probe_all,
+    Capture, EchoServer, Frame, Mode, Netfilter, Outcome, PATIENCE, Parsed, Probe, Proto, TcpServer,
+    eventually, probe_all,
 };
 use flowloom_tests_e2e::{Document, Lab, Workload};
 use nix::errno::Errno;
 use serde_json::json;
 
-const WAIT: Duration = Duration::from_secs(10);
 /// Long enough for any answer on this machine, short enough to wait for none.
 const SILENCE: Duration = Duration::from_millis(400);
 const TUNNEL: u16 = 4789;
@@ -85,12 +84,12 @@ fn outside_is_reached_by_the_default_vpc_under_the_nodes_address_and_by_no_other
         let to = SocketAddr::new(outside, 9000);
         let server = TcpServer::start(&external.ns, to, Mode::Echo)?;
         let echo = EchoServer::start(&external.ns, to)?;
-        for (proto, outcome) in every(&a.netns, to, WAIT)? {
+        for (proto, outcome) in every(&a.netns, to, PATIENCE)? {
             assert_eq!(outcome, Outcome::Connected, "IPv{family} {proto:?}");
         }
         assert!(server.peers().iter().all(|p| p.ip() == own), "{:?} is not {own}", server.peers());
         let counts = || (server.accepted(), echo.received());
-        eventually(WAIT, || if counts() == (1, 1) { Ok(()) } else { Err(counts()) });
+        eventually(PATIENCE, || if counts() == (1, 1) { Ok(()) } else { Err(counts()) });
         // Another VPC has no way out, whatever it asks for.
         let before = drops(&lab, "red", &["NoRoute", "ForeignVpcToHost"])?;
         for (proto, outcome) in every(&red.netns, to, SILENCE)? {
@@ -132,10 +131,10 @@ fn another_vpc_reaches_neither_the_hosts_stack_nor_its_gateway_addresses() -> Re
         let echo = EchoServer::start(&node.ns, SocketAddr::new(any, 9200))?;
         for (i, address) in [underlay, gateway].into_iter().enumerate() {
             // The default VPC does reach it: the server and the way are there.
-            let reached = Probe::tcp(&own.netns, SocketAddr::new(address, 9100)).timeout(WAIT).run()?;
+            let reached = Probe::tcp(&own.netns, SocketAddr::new(address, 9100)).timeout(PATIENCE).run()?;
             assert_eq!(reached, Outcome::Connected, "default to {address}");
             let own = i as u64 + 1;
-            eventually(WAIT, || if server.accepted() == own { Ok(()) } else { Err(server.accepted()) });
+            eventually(PATIENCE, || if server.accepted() == own { Ok(()) } else { Err(server.accepted()) });
             // The gateway's own address is never handed to the stack; another address of the host is nowhere.
             let reasons: &[&str] = if address == gateway {
                 &["UnknownDestination", "ForeignVpcToHost"]
@@ -162,8 +161,8 @@ fn another_vpc_reaches_neither_the_hosts_stack_nor_its_gateway_addresses() -> Re
         let red_server = TcpServer::start(&red_b.netns, inside, Mode::Echo)?;
         let outcome = Probe::tcp(&node.ns, inside).timeout(SILENCE).run()?;
         assert_ne!(outcome, Outcome::Connected, "the host reached red");
-        assert_eq!(Probe::tcp(&red.netns, inside).timeout(WAIT).run()?, Outcome::Connected);
-        eventually(WAIT, || if red_server.accepted() == 1 { Ok(()) } else { Err(red_server.accepted()) });
+        assert_eq!(Probe::tcp(&red.netns, inside).timeout(PATIENCE).run()?, Outcome::Connected);
+        eventually(PATIENCE, || if red_server.accepted() == 1 { Ok(()) } else { Err(red_server.accepted()) });
     }
     Ok(())
 }
@@ -179,7 +178,7 @@ fn the_host_reaches(lab: &Lab) -> Result<()> {
             let to = SocketAddr::new(workload.ip(family)?, 9400);
             let _server = TcpServer::start(&workload.netns, to, Mode::Echo)?;
             let _echo = EchoServer::start(&workload.netns, to)?;
-            for (proto, outcome) in every(host, to, if open { WAIT } else { SILENCE })? {
+            for (proto, outcome) in every(host, to, if open { PATIENCE } else { SILENCE })? {
                 let right = match outcome {
                     Outcome::Connected => open,
                     // The kernel tells a sender on the host at once that its datagram was dropped on the way out.
@@ -212,7 +211,7 @@ fn between_nodes(lab: &Lab) -> Result<Vec<Parsed>> {
             TcpServer::start(&closed.netns, shut, Mode::Echo)?,
         ];
         let _echoes = [EchoServer::start(&far.netns, to)?, EchoServer::start(&closed.netns, shut)?];
-        for (proto, outcome) in every(&a.netns, to, WAIT)? {
+        for (proto, outcome) in every(&a.netns, to, PATIENCE)? {
             assert_eq!(outcome, Outcome::Connected, "IPv{family} {proto:?}");
         }
         for (proto, outcome) in every(&a.netns, shut, SILENCE)? {
@@ -221,7 +220,11 @@ fn between_nodes(lab: &Lab) -> Result<Vec<Parsed>> {
         // And back, as a connection of its own.
         let back = SocketAddr::new(a.ip(family)?, 9600);
         let _server = TcpServer::start(&a.netns, back, Mode::Echo)?;
-        assert_eq!(Probe::tcp(&far.netns, back).timeout(WAIT).run()?, Outcome::Connected, "IPv{family} back");
+        assert_eq!(
+            Probe::tcp(&far.netns, back).timeout(PATIENCE).run()?,
+            Outcome::Connected,
+            "IPv{family} back"
+        );
     }
     Ok(parsed(&wire.stop()?))
 }
@@ -286,7 +289,7 @@ fn with_the_stack_as_forwarder_the_host_sees_every_packet_and_policy_holds() -> 
         let to = SocketAddr::new(a.ip(family)?, 9700);
         let _server = TcpServer::start(&a.netns, to, Mode::Echo)?;
         let _echo = EchoServer::start(&a.netns, to)?;
-        for (proto, outcome) in every(&probed.netns, to, WAIT)? {
+        for (proto, outcome) in every(&probed.netns, to, PATIENCE)? {
             assert_eq!(outcome, Outcome::Connected, "IPv{family} {proto:?}");
         }
         let shut = SocketAddr::new(closed.ip(family)?, 9700);

@@ -198,11 +198,22 @@ impl Programs {
         Ok(map.insert(vpc, record, 0)?)
     }
 
-    /// Packets dropped so far by reason, all endpoints and processors together.
+    /// Packets dropped so far by reason, all endpoints and processors together, but for what a workload's kernel sends
+    /// unasked and at a time of its own (it reports the groups of a new device): no test can count on those.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub fn drops(&self) -> Result<std::collections::BTreeMap<String, u64>> {
+        let mut drops = self.every_drop()?;
+        drops.remove(abi::DropReason::GroupMembership.name());
+        Ok(drops)
+    }
+
+    /// [`Self::drops`], all of them: for programs that are only run by hand, with no device.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn every_drop(&self) -> Result<std::collections::BTreeMap<String, u64>> {
         let map: PerCpuHashMap<_, abi::DropKey, abi::Counter> =
             self.ebpf.map(map_name::DROPS).context("no drops map")?.try_into()?;
         let mut sums = std::collections::BTreeMap::new();

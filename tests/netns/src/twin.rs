@@ -304,7 +304,7 @@ impl Twin {
         );
         let drops: BTreeMap<String, u64> =
             self.fake.dropped().into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
-        let kernel = self.programs.drops()?;
+        let kernel = self.programs.every_drop()?;
         ensure!(kernel == drops, "drops: kernel {kernel:?}, logic {drops:?}");
         for ((vpc, endpoint), value) in self.fake.quotas.borrow().iter() {
             let key = abi::QuotaKey { vpc: *vpc, endpoint: *endpoint };

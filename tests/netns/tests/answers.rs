@@ -1,12 +1,9 @@
 //! What senders are told: resets, prohibitions, path MTU, time exceeded.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
-use flowloom_testkit::{EchoServer, Mode, Outcome, Probe, TcpServer, eventually};
+use flowloom_testkit::{EchoServer, Mode, Outcome, PATIENCE, Probe, TcpServer, eventually};
 use flowloom_tests_netns::lab::{ALLOW, DEFAULT_VPC, Lab, RED, REJECT};
-
-const SECOND: Duration = Duration::from_secs(1);
 
 fn refused(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::Refused | Outcome::Unreachable(_))
@@ -25,9 +22,9 @@ fn a_reject_of_either_side_is_heard_by_a_local_sender() {
             let to = SocketAddr::new(b.ip(v6), 8080);
             let server = TcpServer::start(&b.ns, to, Mode::Echo).expect("server");
             let _udp = EchoServer::start(&b.ns, to).expect("server");
-            let tcp = Probe::tcp(&a.ns, to).timeout(SECOND).run().expect("tcp");
+            let tcp = Probe::tcp(&a.ns, to).timeout(PATIENCE).run().expect("tcp");
             assert_eq!(tcp, Outcome::Refused, "v6={v6} {:?}", lab.programs.drops());
-            let udp = Probe::udp(&a.ns, to).timeout(SECOND).run().expect("udp");
+            let udp = Probe::udp(&a.ns, to).timeout(PATIENCE).run().expect("udp");
             assert!(refused(udp), "v6={v6} {udp:?} {:?}", lab.programs.drops());
             assert_eq!(server.accepted(), 0);
         }
@@ -45,18 +42,22 @@ fn the_host_reaches_its_endpoints_and_hears_their_rejects_when_it_is_judged() {
         let to = SocketAddr::new(w.ip(v6), 8080);
         let _tcp = TcpServer::start(&w.ns, to, Mode::Echo).expect("server");
         let _udp = EchoServer::start(&w.ns, to).expect("server");
-        let tcp = Probe::tcp(&node, to).timeout(SECOND).run().expect("tcp");
+        let tcp = Probe::tcp(&node, to).timeout(PATIENCE).run().expect("tcp");
         assert_eq!(tcp, Outcome::Connected, "v6={v6} {:?}", lab.programs.drops());
-        assert_eq!(Probe::udp(&node, to).timeout(SECOND).run().expect("udp"), Outcome::Connected, "v6={v6}");
+        assert_eq!(
+            Probe::udp(&node, to).timeout(PATIENCE).run().expect("udp"),
+            Outcome::Connected,
+            "v6={v6}"
+        );
     }
     w.record.flags |= flowloom_bpf_abi::endpoint_flags::JUDGE_HOST;
     lab.switch(&mut w, ALLOW, REJECT).expect("switch");
     for v6 in [false, true] {
         let to = SocketAddr::new(w.ip(v6), 8081);
         let _tcp = TcpServer::start(&w.ns, to, Mode::Echo).expect("server");
-        let tcp = Probe::tcp(&node, to).timeout(SECOND).run().expect("tcp");
+        let tcp = Probe::tcp(&node, to).timeout(PATIENCE).run().expect("tcp");
         assert_eq!(tcp, Outcome::Refused, "v6={v6} {:?}", lab.programs.drops());
-        let udp = Probe::udp(&node, to).timeout(SECOND).run().expect("udp");
+        let udp = Probe::udp(&node, to).timeout(PATIENCE).run().expect("udp");
         assert!(refused(udp), "v6={v6} {udp:?} {:?}", lab.programs.drops());
     }
 }
@@ -77,23 +78,21 @@ fn a_workload_reaches_the_hosts_stack_by_its_gateway_address_in_the_default_vpc_
         let to = SocketAddr::new(gateway, 9090);
         let server = TcpServer::start(&node, to, Mode::Echo).expect("server");
         assert_eq!(
-            Probe::tcp(&w.ns, to).run().expect("tcp"),
+            Probe::tcp(&w.ns, to).timeout(PATIENCE).run().expect("tcp"),
             Outcome::Connected,
             "{:?}",
             lab.programs.drops()
         );
-        assert_eq!(Probe::icmp(&w.ns, gateway).run().expect("icmp"), Outcome::Connected);
+        assert_eq!(Probe::icmp(&w.ns, gateway).timeout(PATIENCE).run().expect("icmp"), Outcome::Connected);
         // The other VPC's gateway has the same address: it answers echo, and nothing else.
         assert_eq!(
-            Probe::icmp(&other.ns, gateway).run().expect("icmp"),
+            Probe::icmp(&other.ns, gateway).timeout(PATIENCE).run().expect("icmp"),
             Outcome::Connected,
             "v6={v6} {:?}",
             lab.programs.drops()
         );
         assert_eq!(Probe::tcp(&other.ns, to).run().expect("tcp"), Outcome::TimedOut);
-        eventually(Duration::from_secs(2), || {
-            if server.accepted() == 1 { Ok(()) } else { Err(server.accepted()) }
-        });
+        eventually(PATIENCE, || if server.accepted() == 1 { Ok(()) } else { Err(server.accepted()) });
     }
 }
 

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use flowloom_testkit::{
-    EchoServer, Mode, Netfilter, Outcome, Probe, TcpClient, TcpServer, Topology, eventually,
+    EchoServer, Mode, Netfilter, Outcome, PATIENCE, Probe, TcpClient, TcpServer, Topology, eventually,
 };
 use flowloom_tests_netns::lab::{BLUE, Lab, RED, REJECT, Workload, identity};
 
@@ -50,7 +50,7 @@ fn crosses(tunnel_v6: bool) {
         let to = SocketAddr::new(b.ip(v6), 8080);
         let _tcp = TcpServer::start(&b.ns, to, Mode::Echo).expect("server");
         let _udp = EchoServer::start(&b.ns, to).expect("server");
-        let outcome = Probe::tcp(&a.ns, to).run().expect("tcp");
+        let outcome = Probe::tcp(&a.ns, to).timeout(PATIENCE).run().expect("tcp");
         assert_eq!(
             outcome,
             Outcome::Connected,
@@ -58,8 +58,16 @@ fn crosses(tunnel_v6: bool) {
             t.one.programs.drops(),
             t.two.programs.drops()
         );
-        assert_eq!(Probe::udp(&a.ns, to).run().expect("udp"), Outcome::Connected, "udp v6={v6}");
-        assert_eq!(Probe::icmp(&a.ns, to.ip()).run().expect("icmp"), Outcome::Connected, "echo v6={v6}");
+        assert_eq!(
+            Probe::udp(&a.ns, to).timeout(PATIENCE).run().expect("udp"),
+            Outcome::Connected,
+            "udp v6={v6}"
+        );
+        assert_eq!(
+            Probe::icmp(&a.ns, to.ip()).timeout(PATIENCE).run().expect("icmp"),
+            Outcome::Connected,
+            "echo v6={v6}"
+        );
         // Larger than the tunnel's MTU in one segment: the sender learns the path's MTU and goes on.
         let mut client = TcpClient::connect(&a.ns, to, Duration::from_secs(2)).expect("connect");
         let data = vec![7; 200_000];
@@ -89,12 +97,10 @@ fn equal_addresses_of_two_vpcs_meet_their_own() {
     introduce(&mut t, &blue_a, &blue_b, false);
     let to = SocketAddr::new(red_b.ip(false), 8080);
     let red_server = TcpServer::start(&red_b.ns, to, Mode::Echo).expect("server");
-    assert_eq!(Probe::tcp(&red_a.ns, to).run().expect("tcp"), Outcome::Connected);
-    eventually(Duration::from_secs(2), || {
-        if red_server.accepted() == 1 { Ok(()) } else { Err(red_server.accepted()) }
-    });
+    assert_eq!(Probe::tcp(&red_a.ns, to).timeout(PATIENCE).run().expect("tcp"), Outcome::Connected);
+    eventually(PATIENCE, || if red_server.accepted() == 1 { Ok(()) } else { Err(red_server.accepted()) });
     // Nobody listens in blue: the refusal is blue's own.
-    assert_eq!(Probe::tcp(&blue_a.ns, to).run().expect("tcp"), Outcome::Refused);
+    assert_eq!(Probe::tcp(&blue_a.ns, to).timeout(PATIENCE).run().expect("tcp"), Outcome::Refused);
     assert_eq!(red_server.accepted(), 1);
 }
 

@@ -11,7 +11,7 @@ use flowloom_netlink::{
     Address, Batch, Error, Event, Handle, IfIndex, Interest, LinkChange, LinkName, Mac, Monitor, Neighbour,
     Netns, PROTOCOL, Route, RouteKind, RouteTable, Rule, RuleFamily, VethEnd, VethPair, VethSpec, VxlanSpec,
 };
-use flowloom_testkit::{Ns, connect, eventually, temp_dir};
+use flowloom_testkit::{Ns, PATIENCE, connect, eventually, temp_dir};
 use ipnet::IpNet;
 
 fn name(s: &str) -> LinkName {
@@ -60,7 +60,7 @@ fn a_veth_pair_is_made_as_asked_with_its_far_end_in_the_other_namespace() -> Res
     assert_eq!((far.index, far.mac, far.mtu, far.up), (made.far, Some(FAR_MAC), 1422, false));
     hb.change_link(made.far, &LinkChange::up())?;
     // The near end has no link-local address, which it would have had if it went up first.
-    eventually(Duration::from_secs(5), || match ha.link_by_index(made.near) {
+    eventually(PATIENCE, || match ha.link_by_index(made.near) {
         Ok(Some(l)) if l.carrier => Ok(()),
         other => Err(format!("{other:?}")),
     });
@@ -315,7 +315,7 @@ fn the_monitor_tells_changes_and_says_when_it_lost_some() -> Result<()> {
     h.delete_link(made.near)?;
     assert!(monitor.wait(Duration::from_secs(5))?);
     let mut events = Vec::new();
-    eventually(Duration::from_secs(5), || {
+    eventually(PATIENCE, || {
         events.extend(monitor.read().map_err(|e| e.to_string())?);
         let gone = |e: &Event| matches!(e, Event::LinkRemoved(l) if l.index == made.near);
         if events.iter().any(gone) { Ok(()) } else { Err(format!("{events:?}")) }

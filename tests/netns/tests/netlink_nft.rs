@@ -8,7 +8,7 @@ use anyhow::Result;
 use flowloom_netlink::nft::{Masquerade, Nft};
 use flowloom_netlink::{Error, LinkName, Route};
 use flowloom_testkit::{
-    Cmd, EchoServer, Mode, Netfilter, Ns, Outcome, Probe, TcpClient, TcpServer, Topology,
+    Cmd, EchoServer, Mode, Netfilter, Ns, Outcome, PATIENCE, Probe, TcpClient, TcpServer, Topology,
 };
 use ipnet::IpNet;
 
@@ -123,7 +123,7 @@ fn what_leaves_the_node_carries_its_address_and_what_is_excepted_does_not() -> R
             Outcome::TimedOut
         );
         nft.ensure(&Masquerade { sources: sources.clone(), ..Masquerade::default() })?;
-        assert_eq!(Probe::udp(&workload, echo.addr()).run()?, Outcome::Connected);
+        assert_eq!(Probe::udp(&workload, echo.addr()).timeout(PATIENCE).run()?, Outcome::Connected);
         let mut client = TcpClient::connect(&workload, server.addr(), Duration::from_secs(2))?;
         client.round_trip(b"hello", Duration::from_secs(2))?;
         assert_eq!(server.peers().last().map(std::net::SocketAddr::ip), Some(node_ip));

@@ -6,28 +6,26 @@ use std::time::Duration;
 use aya::programs::TcAttachType;
 use flowloom_bpf_abi::{config_flags, delivery, map_name, mark, peer_flags};
 use flowloom_testkit::{
-    EchoServer, Mode, Netfilter, Ns, Outcome, Probe, TcpClient, TcpServer, Topology, UdpReceiver, UdpSender,
-    eventually, never,
+    EchoServer, Mode, Netfilter, Ns, Outcome, PATIENCE, Probe, TcpClient, TcpServer, Topology, UdpReceiver,
+    UdpSender, eventually, never,
 };
 use flowloom_tests_netns::lab::{ALLOW, DEFAULT_VPC, DENY, Lab, RED, REJECT, Workload, identity};
-
-const SECOND: Duration = Duration::from_secs(1);
 
 fn reaches(lab: &Lab, from: &Ns, to: &Workload) {
     for v6 in [false, true] {
         let addr = SocketAddr::new(to.ip(v6), 8080);
         let _tcp = TcpServer::start(&to.ns, addr, Mode::Echo).expect("server");
         let _udp = EchoServer::start(&to.ns, addr).expect("server");
-        let tcp = Probe::tcp(from, addr).timeout(SECOND).run().expect("tcp");
+        let tcp = Probe::tcp(from, addr).timeout(PATIENCE).run().expect("tcp");
         assert_eq!(tcp, Outcome::Connected, "tcp v6={v6} {:?}", lab.programs.drops());
         assert_eq!(
-            Probe::udp(from, addr).timeout(SECOND).run().expect("udp"),
+            Probe::udp(from, addr).timeout(PATIENCE).run().expect("udp"),
             Outcome::Connected,
             "udp v6={v6}"
         );
-        let echo = Probe::icmp(from, addr.ip()).timeout(SECOND).run().expect("icmp");
+        let echo = Probe::icmp(from, addr.ip()).timeout(PATIENCE).run().expect("icmp");
         assert_eq!(echo, Outcome::Connected, "icmp v6={v6}");
-        let mut client = TcpClient::connect(from, addr, SECOND).expect("connect");
+        let mut client = TcpClient::connect(from, addr, PATIENCE).expect("connect");
         client.round_trip(&vec![7; 300_000], Duration::from_secs(5)).expect("bulk");
     }
 }
@@ -67,9 +65,9 @@ fn direct_routes_carry_the_default_vpc_between_nodes_without_the_stack() {
 fn hears_a_reject(lab: &Lab, from: &Ns, to: &Workload) {
     for v6 in [false, true] {
         let addr = SocketAddr::new(to.ip(v6), 8090);
-        let tcp = Probe::tcp(from, addr).timeout(SECOND).run().expect("tcp");
+        let tcp = Probe::tcp(from, addr).timeout(PATIENCE).run().expect("tcp");
         assert_eq!(tcp, Outcome::Refused, "v6={v6} {:?}", lab.programs.drops());
-        let udp = Probe::udp(from, addr).timeout(SECOND).run().expect("udp");
+        let udp = Probe::udp(from, addr).timeout(PATIENCE).run().expect("udp");
         assert!(matches!(udp, Outcome::Unreachable(_)), "v6={v6} {udp:?} {:?}", lab.programs.drops());
     }
 }
@@ -124,7 +122,7 @@ fn a_device_that_has_no_peer_elsewhere_is_reached_by_its_egress() {
     reaches(&lab, &a.ns, &b);
     lab.switch(&mut b, ALLOW, REJECT).expect("switch");
     let to = SocketAddr::new(b.ip(true), 8080);
-    assert_eq!(Probe::tcp(&a.ns, to).timeout(SECOND).run().expect("tcp"), Outcome::Refused);
+    assert_eq!(Probe::tcp(&a.ns, to).timeout(PATIENCE).run().expect("tcp"), Outcome::Refused);
 }
 
 #[test]
@@ -136,7 +134,7 @@ fn a_workload_cannot_forge_the_programs_marks() {
     let gateway: IpAddr = flowloom_tests_netns::lab::ip4(0, 1).into();
     let to = SocketAddr::new(gateway, 9090);
     let server = TcpServer::start(&node, to, Mode::Echo).expect("server");
-    assert_eq!(Probe::tcp(&a.ns, to).run().expect("tcp"), Outcome::Connected);
+    assert_eq!(Probe::tcp(&a.ns, to).timeout(PATIENCE).run().expect("tcp"), Outcome::Connected);
     lab.switch(&mut a, DENY, ALLOW).expect("switch");
     for mark in [mark::ANSWER, mark::JUDGED] {
         let rules = format!(
@@ -146,7 +144,7 @@ fn a_workload_cannot_forge_the_programs_marks() {
         a.ns.exec_ok(&["nft", &rules]).expect("nft");
         assert_eq!(Probe::tcp(&a.ns, to).run().expect("tcp"), Outcome::TimedOut);
     }
-    eventually(SECOND, || if server.accepted() == 1 { Ok(()) } else { Err(server.accepted()) });
+    eventually(PATIENCE, || if server.accepted() == 1 { Ok(()) } else { Err(server.accepted()) });
     assert!(lab.programs.drops().expect("drops").contains_key("PolicyEgress"));
 }
 
@@ -174,7 +172,7 @@ fn a_one_way_stream_stops_with_the_change_and_not_after_it() {
     let to = SocketAddr::new(b.ip(false), 7000);
     let receiver = UdpReceiver::start(&b.ns, to).expect("receiver");
     let _sender = UdpSender::start(&a.ns, None, to, Duration::from_millis(1), 1, 64).expect("sender");
-    eventually(Duration::from_secs(5), || if receiver.count() > 50 { Ok(()) } else { Err(receiver.count()) });
+    eventually(PATIENCE, || if receiver.count() > 50 { Ok(()) } else { Err(receiver.count()) });
     // By a rule.
     lab.switch(&mut a, DENY, ALLOW).expect("switch");
     let stopped = settled(&receiver);
@@ -182,9 +180,7 @@ fn a_one_way_stream_stops_with_the_change_and_not_after_it() {
         if receiver.count() == stopped { Ok(()) } else { Err(receiver.count()) }
     });
     lab.switch(&mut a, ALLOW, ALLOW).expect("switch");
-    eventually(Duration::from_secs(5), || {
-        if receiver.count() > stopped + 50 { Ok(()) } else { Err(receiver.count()) }
-    });
+    eventually(PATIENCE, || if receiver.count() > stopped + 50 { Ok(()) } else { Err(receiver.count()) });
     // By a label: the receiver's address has another identity, which the sender may not speak to.
     let other = identity(77);
     let entries = [
@@ -194,9 +190,7 @@ fn a_one_way_stream_stops_with_the_change_and_not_after_it() {
     lab.programs.policy(9, &entries).expect("policy");
     lab.switch(&mut a, 9, ALLOW).expect("switch");
     let before = receiver.count();
-    eventually(Duration::from_secs(5), || {
-        if receiver.count() > before + 50 { Ok(()) } else { Err(receiver.count()) }
-    });
+    eventually(PATIENCE, || if receiver.count() > before + 50 { Ok(()) } else { Err(receiver.count()) });
     lab.endpoint_peer(RED, b.ip(false), other).expect("peer");
     lab.programs.bump(RED).expect("bump");
     let stopped = settled(&receiver);
@@ -211,7 +205,7 @@ fn a_one_way_stream_stops_with_the_change_and_not_after_it() {
 /// What has arrived once the datagrams that were delivered before the change are read from the socket: five equal readings.
 fn settled(receiver: &UdpReceiver) -> usize {
     let (mut last, mut equal) = (receiver.count(), 0);
-    eventually(Duration::from_secs(2), || {
+    eventually(PATIENCE, || {
         let now = receiver.count();
         equal = if now == last { equal + 1 } else { 0 };
         last = now;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use flowloom_testkit::{EchoServer, Mode, Outcome, Probe, TcpServer};
+use flowloom_testkit::{EchoServer, Mode, Outcome, PATIENCE, Probe, TcpServer};
 use flowloom_tests_netns::lab::{DENY, Lab, RED};
 
 #[test]
@@ -15,10 +15,18 @@ fn tcp_udp_and_echo_pass_between_two_workloads_of_a_vpc() {
         let to = SocketAddr::new(b.ip(v6), 8080);
         let _tcp = TcpServer::start(&b.ns, to, Mode::Echo).expect("server");
         let _udp = EchoServer::start(&b.ns, to).expect("server");
-        let tcp = Probe::tcp(&a.ns, to).run().expect("tcp");
+        let tcp = Probe::tcp(&a.ns, to).timeout(PATIENCE).run().expect("tcp");
         assert_eq!(tcp, Outcome::Connected, "tcp v6={v6} {:?}", lab.programs.drops());
-        assert_eq!(Probe::udp(&a.ns, to).run().expect("udp"), Outcome::Connected, "udp v6={v6}");
-        assert_eq!(Probe::icmp(&a.ns, to.ip()).run().expect("icmp"), Outcome::Connected, "echo v6={v6}");
+        assert_eq!(
+            Probe::udp(&a.ns, to).timeout(PATIENCE).run().expect("udp"),
+            Outcome::Connected,
+            "udp v6={v6}"
+        );
+        assert_eq!(
+            Probe::icmp(&a.ns, to.ip()).timeout(PATIENCE).run().expect("icmp"),
+            Outcome::Connected,
+            "echo v6={v6}"
+        );
     }
 }
 

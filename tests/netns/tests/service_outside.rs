@@ -10,13 +10,10 @@ use flowloom_bpf_abi::{
     self as abi, Addr, PeerRecord, address_flags, flow_kind, identity as reserved, map_name, peer_flags,
 };
 use flowloom_testkit::{
-    EchoServer, Mode, Netfilter, Ns, Outcome, Probe, TcpClient, TcpServer, Topology, eventually,
+    EchoServer, Mode, Netfilter, Ns, Outcome, PATIENCE, Probe, TcpClient, TcpServer, Topology, eventually,
 };
 use flowloom_tests_netns::lab::{DEFAULT_VPC, DENY, Lab, Workload, identity};
 
-const SECOND: Duration = Duration::from_secs(1);
-/// On a busy machine: a packet that is lost is sent again after a second.
-const PATIENCE: Duration = Duration::from_secs(8);
 const NODE_PORT: u16 = 30_080;
 
 struct World {
@@ -130,13 +127,13 @@ fn works(world: &mut World, server: &str, at: SocketAddr, peer: IpAddr) {
     let tcp = TcpServer::start(ns, at, Mode::Echo).expect("server");
     let _udp = EchoServer::start(ns, at).expect("server");
     let drops = || world.labs.iter().map(|l| l.programs.drops()).collect::<Vec<_>>();
-    let probe = Probe::tcp(world.outside(), entry).timeout(SECOND).run().expect("tcp");
+    let probe = Probe::tcp(world.outside(), entry).timeout(PATIENCE).run().expect("tcp");
     assert_eq!(probe, Outcome::Connected, "{server} tcp {entry} {:?}", drops());
-    let probe = Probe::udp(world.outside(), entry).timeout(SECOND).run().expect("udp");
+    let probe = Probe::udp(world.outside(), entry).timeout(PATIENCE).run().expect("udp");
     assert_eq!(probe, Outcome::Connected, "{server} udp {entry} {:?}", drops());
-    let mut client = TcpClient::connect(world.outside(), entry, SECOND).expect("connect");
+    let mut client = TcpClient::connect(world.outside(), entry, PATIENCE).expect("connect");
     client.round_trip(&vec![7; 300_000], Duration::from_secs(5)).expect("bulk");
-    eventually(SECOND, || {
+    eventually(PATIENCE, || {
         let seen: Vec<IpAddr> = tcp.peers().iter().map(SocketAddr::ip).collect();
         if !seen.is_empty() && seen.iter().all(|ip| *ip == peer) { Ok(()) } else { Err(seen) }
     });
@@ -190,12 +187,12 @@ fn a_node_port_without_backends_refuses_and_other_ports_stay_the_hosts() {
         let entry = SocketAddr::new(world.node(0, v6), NODE_PORT);
         world.labs[0].serve_outside(DEFAULT_VPC, entry, 0, &[]).expect("service");
         for probe in [Probe::tcp(world.outside(), entry), Probe::udp(world.outside(), entry)] {
-            let outcome = probe.timeout(SECOND).run().expect("probe");
+            let outcome = probe.timeout(PATIENCE).run().expect("probe");
             assert_eq!(outcome, Outcome::Refused, "{:?} v6={v6}", probe.proto);
         }
         let own = SocketAddr::new(world.node(0, v6), 22);
         let _server = TcpServer::start(&world.topology.nodes[0].ns, own, Mode::Echo).expect("server");
-        let outcome = Probe::tcp(world.outside(), own).timeout(SECOND).run().expect("tcp");
+        let outcome = Probe::tcp(world.outside(), own).timeout(PATIENCE).run().expect("tcp");
         assert_eq!(outcome, Outcome::Connected);
     }
 }

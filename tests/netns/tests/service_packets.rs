@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use flowloom_bpf_abi::{self as abi, map_name, service_flags};
 use flowloom_testkit::{
-    EchoServer, Mode, Netfilter, Ns, Outcome, Probe, TcpClient, TcpServer, Topology, eventually,
+    EchoServer, Mode, Netfilter, Ns, Outcome, PATIENCE, Probe, TcpClient, TcpServer, Topology, eventually,
 };
 use flowloom_tests_netns::lab::{BLUE, DEFAULT_VPC, DENY, Lab, RED, Workload, identity};
 use flowloom_tests_netns::services::{PROTOCOLS, number, vip};
 
-const SECOND: Duration = Duration::from_secs(1);
 const BULK: usize = 300_000;
 
 fn service(v6: bool) -> SocketAddr {
@@ -27,11 +26,11 @@ fn works(labs: &[&Lab], from: &Ns, to: &Ns, v6: bool, at: SocketAddr) {
     let drops = || labs.iter().map(|l| l.programs.drops()).collect::<Vec<_>>();
     let tcp = TcpServer::start(to, at, Mode::Echo).expect("server");
     let _udp = EchoServer::start(to, at).expect("server");
-    let probe = Probe::tcp(from, service(v6)).timeout(SECOND).run().expect("tcp");
+    let probe = Probe::tcp(from, service(v6)).timeout(PATIENCE).run().expect("tcp");
     assert_eq!(probe, Outcome::Connected, "tcp v6={v6} {:?}", drops());
-    let probe = Probe::udp(from, service(v6)).timeout(SECOND).run().expect("udp");
+    let probe = Probe::udp(from, service(v6)).timeout(PATIENCE).run().expect("udp");
     assert_eq!(probe, Outcome::Connected, "udp v6={v6} {:?}", drops());
-    let mut client = TcpClient::connect(from, service(v6), SECOND).expect("connect");
+    let mut client = TcpClient::connect(from, service(v6), PATIENCE).expect("connect");
     client.round_trip(&vec![7; BULK], Duration::from_secs(5)).expect("bulk");
     assert!(tcp.accepted() >= 2);
 }
@@ -48,8 +47,8 @@ fn a_workload_reaches_a_service_of_its_vpc() {
     }
     // The server sees its client, not a translation of it.
     let server = TcpServer::start(&b.ns, backend(&b, false), Mode::Echo).expect("server");
-    let _client = TcpClient::connect(&a.ns, service(false), SECOND).expect("connect");
-    eventually(SECOND, || {
+    let _client = TcpClient::connect(&a.ns, service(false), PATIENCE).expect("connect");
+    eventually(PATIENCE, || {
         let peers: Vec<IpAddr> = server.peers().iter().map(SocketAddr::ip).collect();
         if peers == [a.ip(false)] { Ok(()) } else { Err(peers) }
     });
@@ -71,8 +70,11 @@ fn tenants_with_the_same_service_and_backend_addresses_do_not_meet() {
     for (n, (a, _)) in clients.iter().enumerate() {
         let others = servers[1 - n].accepted();
         let own = servers[n].accepted();
-        assert_eq!(Probe::tcp(&a.ns, service(false)).timeout(SECOND).run().expect("tcp"), Outcome::Connected);
-        eventually(SECOND, || if servers[n].accepted() > own { Ok(()) } else { Err("not accepted") });
+        assert_eq!(
+            Probe::tcp(&a.ns, service(false)).timeout(PATIENCE).run().expect("tcp"),
+            Outcome::Connected
+        );
+        eventually(PATIENCE, || if servers[n].accepted() > own { Ok(()) } else { Err("not accepted") });
         assert_eq!(servers[1 - n].accepted(), others);
     }
 }
@@ -85,7 +87,7 @@ fn without_a_backend_clients_are_told_at_once() {
     for v6 in [false, true] {
         lab.serve(RED, service(v6), 0, &[], |_| ()).expect("service");
         for probe in [Probe::tcp(&a.ns, service(v6)), Probe::udp(&a.ns, service(v6))] {
-            let outcome = probe.timeout(SECOND).run().expect("probe");
+            let outcome = probe.timeout(PATIENCE).run().expect("probe");
             assert_eq!(outcome, Outcome::Refused, "{:?} v6={v6} {:?}", probe.proto, lab.programs.drops());
         }
     }
@@ -134,13 +136,13 @@ fn a_backend_that_nobody_listens_at_refuses_in_the_name_of_the_service() {
     let b = lab.workload(&node, 2, RED, 0, 11).expect("b");
     for v6 in [false, true] {
         lab.serve(RED, service(v6), 1 + u32::from(v6), &[backend(&b, v6)], |_| ()).expect("service");
-        assert_eq!(Probe::tcp(&a.ns, service(v6)).timeout(SECOND).run().expect("tcp"), Outcome::Refused);
+        assert_eq!(Probe::tcp(&a.ns, service(v6)).timeout(PATIENCE).run().expect("tcp"), Outcome::Refused);
         // An ICMP error that quotes the backend would mean nothing to this socket.
         let error =
             a.ns.run_in(|| {
                 let socket = UdpSocket::bind(SocketAddr::new(a.ip(v6), 0))?;
                 socket.connect(service(v6))?;
-                socket.set_read_timeout(Some(SECOND))?;
+                socket.set_read_timeout(Some(PATIENCE))?;
                 socket.send(b"anyone?")?;
                 socket.recv(&mut [0; 16])
             })
@@ -160,7 +162,7 @@ fn a_workload_that_is_its_own_backend_hears_that_nobody_listens() {
         let (drops, own) = (|| lab.programs.drops(), SocketAddr::new(a.ip(v6), 0));
         let socket = |at: SocketAddr| {
             let socket = a.ns.run_in(|| UdpSocket::bind(at)).expect("enter").expect("bind");
-            socket.set_read_timeout(Some(5 * SECOND)).expect("timeout");
+            socket.set_read_timeout(Some(PATIENCE)).expect("timeout");
             socket
         };
         let client = socket(own);
@@ -190,12 +192,12 @@ fn a_connection_stays_with_its_backend_when_new_ones_go_elsewhere() {
     lab.serve(RED, service(false), 1, &[backend(&b, false)], |_| ()).expect("service");
     let first = TcpServer::start(&b.ns, backend(&b, false), Mode::Echo).expect("server");
     let second = TcpServer::start(&c.ns, backend(&c, false), Mode::Echo).expect("server");
-    let mut old = TcpClient::connect(&a.ns, service(false), SECOND).expect("connect");
-    old.round_trip(b"before", SECOND).expect("before");
+    let mut old = TcpClient::connect(&a.ns, service(false), PATIENCE).expect("connect");
+    old.round_trip(b"before", PATIENCE).expect("before");
     lab.serve(RED, service(false), 2, &[backend(&c, false)], |_| ()).expect("service");
-    old.round_trip(b"after", SECOND).expect("after");
-    let mut new = TcpClient::connect(&a.ns, service(false), SECOND).expect("connect");
-    new.round_trip(b"new", SECOND).expect("new");
+    old.round_trip(b"after", PATIENCE).expect("after");
+    let mut new = TcpClient::connect(&a.ns, service(false), PATIENCE).expect("connect");
+    new.round_trip(b"new", PATIENCE).expect("new");
     assert_eq!((first.accepted(), second.accepted()), (1, 1));
 }
 
@@ -213,8 +215,8 @@ fn a_client_with_affinity_always_meets_the_same_backend() {
         .map(|w| TcpServer::start(&w.ns, backend(w, false), Mode::Echo).expect("server"))
         .collect();
     for _ in 0..12 {
-        let mut client = TcpClient::connect(&a.ns, service(false), SECOND).expect("connect");
-        client.round_trip(b"x", SECOND).expect("round trip");
+        let mut client = TcpClient::connect(&a.ns, service(false), PATIENCE).expect("connect");
+        client.round_trip(b"x", PATIENCE).expect("round trip");
     }
     let mut counts: Vec<u64> = servers.iter().map(TcpServer::accepted).collect();
     counts.sort_unstable();
@@ -264,12 +266,12 @@ fn a_forgotten_connection_is_reset_and_not_given_to_another_backend() {
     let b = lab.workload(&node, 2, RED, 0, 11).expect("b");
     lab.serve(RED, service(false), 1, &[backend(&b, false)], |_| ()).expect("service");
     let server = TcpServer::start(&b.ns, backend(&b, false), Mode::Echo).expect("server");
-    let mut client = TcpClient::connect(&a.ns, service(false), SECOND).expect("connect");
-    client.round_trip(b"x", SECOND).expect("round trip");
+    let mut client = TcpClient::connect(&a.ns, service(false), PATIENCE).expect("connect");
+    client.round_trip(b"x", PATIENCE).expect("round trip");
     for (key, _) in lab.programs.dump::<abi::FlowKey, abi::FlowValue>(map_name::SRV_FLOWS).expect("flows") {
         lab.programs.remove::<abi::FlowKey, abi::FlowValue>(map_name::SRV_FLOWS, &key).expect("remove");
     }
-    let error = client.round_trip(b"y", SECOND).expect_err("reset");
+    let error = client.round_trip(b"y", PATIENCE).expect_err("reset");
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
     assert_eq!(server.accepted(), 1);
 }

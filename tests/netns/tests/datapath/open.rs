@@ -10,8 +10,7 @@ use flowloom_datapath::{
     Config, Datapath, Delivery, DeviceInfo, Error, Forwarding, Hook, NodeSettings, Problem, SocketHook, sys,
     uninstall,
 };
-use flowloom_testkit::{Bpffs, eventually, temp_dir};
-use std::time::Duration;
+use flowloom_testkit::{Bpffs, PATIENCE, eventually, temp_dir};
 
 #[test]
 fn opening_again_writes_nothing_and_keeps_every_object() -> Result {
@@ -312,7 +311,7 @@ fn uninstall_leaves_nothing_and_may_be_repeated() -> Result {
         assert_eq!(node.inside(|| sys::tcx_chain(devices[0].ifindex, hook))?.programs, []);
     }
     // The kernel frees programs and maps a moment after their last reference went.
-    eventually(Duration::from_secs(10), || match sys::map_by_id(vpcs) {
+    eventually(PATIENCE, || match sys::map_by_id(vpcs) {
         Ok(_) => Err("the map lives"),
         Err(_) => Ok(()),
     });

@@ -1,7 +1,6 @@
 //! Connections, quotas, counters, events, traces.
 
 use std::os::fd::AsFd as _;
-use std::time::Duration;
 
 use crate::common::*;
 use flowloom_bpf_abi::{self as abi, DropReason, ct_flags, ct_state};
@@ -11,7 +10,7 @@ use flowloom_datapath::packet::{Frame, Transport};
 use flowloom_datapath::trace::{Action, Step};
 use flowloom_datapath::{CtFilter, Datapath, DeviceInfo, Hook, TraceRequest, sys};
 use flowloom_model::Mac;
-use flowloom_testkit::{Bpffs, eventually};
+use flowloom_testkit::{Bpffs, PATIENCE, eventually};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -253,7 +252,7 @@ fn what_programs_count_and_tell_is_read_with_names() -> Result {
     assert_eq!(view.traffic(EndpointId(3))?, flowloom_datapath::counters::Traffic::default());
 
     let mut seen = Vec::new();
-    eventually(Duration::from_secs(5), || {
+    eventually(PATIENCE, || {
         events.drain(usize::MAX, |e| seen.push((e.kind, e.reason, e.endpoint)));
         let spoofs = seen
             .iter()

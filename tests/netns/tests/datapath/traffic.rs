@@ -6,10 +6,8 @@ use std::time::Duration;
 use crate::common::*;
 use flowloom_compiler::EndpointId;
 use flowloom_datapath::{CtFilter, Datapath, DeviceInfo};
-use flowloom_testkit::{Bpffs, EchoServer, Ns, TcpFlow, UdpReceiver, UdpSender, eventually};
+use flowloom_testkit::{Bpffs, EchoServer, Ns, PATIENCE, TcpFlow, UdpReceiver, UdpSender, eventually};
 use flowloom_testkit::{Mode, TcpServer};
-
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The workload's side of endpoint `id`.
 fn configure(ns: &Ns, device: &DeviceInfo, id: u32) -> Result {
