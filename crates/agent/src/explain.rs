@@ -128,6 +128,7 @@ impl Core {
             }
             DecidedBy::Itself => (None, "an endpoint talks to itself".to_owned()),
             DecidedBy::NoEntry => (None, "no entry answered: failed closed".to_owned()),
+            DecidedBy::Quarantine => (None, "the endpoint is in quarantine: nothing passes".to_owned()),
         };
         let facts = peer.facts.as_ref();
         v1::Judgement {

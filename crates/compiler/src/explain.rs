@@ -195,6 +195,8 @@ pub enum DecidedBy {
     Itself,
     /// No entry answered: fails closed.
     NoEntry,
+    /// The endpoint is in quarantine. Set by who knows: a plan does not say why an endpoint has the policy it has.
+    Quarantine,
 }
 
 /// A rule that could have decided.
@@ -247,7 +249,7 @@ pub fn explain(world: &World, plan: &NodePlan, query: &Query) -> Result<Explanat
     let ingress = judge(to, Direction::Ingress, source);
     let judgements = || egress.iter().chain(&ingress);
     let verdict = judgements().map(|j| j.verdict).find(|v| *v != Verdict::Allow).unwrap_or(Verdict::Allow);
-    let summary = judgements().map(line).collect::<Vec<_>>().join("; ");
+    let summary = summary(judgements());
     let view = |address: IpAddr, endpoint: Option<&Endpoint>| {
         let identity = plan.peer(id, address).map(|(_, peer)| peer.identity);
         let facts = identity.and_then(|identity| facts_of(plan, &query.vpc, identity));
@@ -265,6 +267,17 @@ pub fn explain(world: &World, plan: &NodePlan, query: &Query) -> Result<Explanat
         egress,
         ingress,
     })
+}
+
+impl Explanation {
+    /// Writes the summary anew, after a decision was found to have another reason.
+    pub fn summarise(&mut self) {
+        self.summary = summary(self.egress.iter().chain(&self.ingress));
+    }
+}
+
+fn summary<'a>(judgements: impl Iterator<Item = &'a Judgement>) -> String {
+    judgements.map(line).collect::<Vec<_>>().join("; ")
 }
 
 /// Addresses of both sides in one family.
@@ -422,6 +435,7 @@ fn line(judgement: &Judgement) -> String {
         DecidedBy::AllowLocalhost => "its own host (allow_localhost)".to_owned(),
         DecidedBy::Itself => "it talks to itself".to_owned(),
         DecidedBy::NoEntry => "no entry answers".to_owned(),
+        DecidedBy::Quarantine => "it is in quarantine".to_owned(),
     };
     format!("{direction} {} {verdict}: {by}", judgement.endpoint)
 }

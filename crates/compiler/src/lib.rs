@@ -11,6 +11,7 @@ mod numbers;
 mod ops;
 #[cfg(any(test, feature = "oracle"))]
 pub mod oracle;
+mod pins;
 mod plan;
 mod policy;
 mod ports;
@@ -33,6 +34,7 @@ pub use fault::Fault;
 pub use lookup::lookup;
 pub use numbers::Numbers;
 pub use ops::*;
+pub use pins::*;
 pub use plan::*;
 pub use policy::*;
 pub use services::*;

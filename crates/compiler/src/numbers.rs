@@ -151,6 +151,14 @@ impl Numbers {
         self.revisions.get(&self.endpoints.number(key)?).map(|r| r.revision)
     }
 
+    /// Every endpoint of the last plan with its revision, and the slots (egress, ingress) that it stands for.
+    pub fn decided(&self) -> impl Iterator<Item = (&Arc<EndpointKey>, u32, [PolicySlot; 2])> {
+        let named = |(id, held): (&u32, &Revision)| {
+            Some((self.endpoints.fact(*id)?, held.revision, [held.egress, held.ingress]))
+        };
+        self.revisions.iter().filter_map(named)
+    }
+
     pub(crate) fn identity(&mut self, facts: &Arc<IdentityFacts>) -> Option<Identity> {
         self.identities.take(facts).map(Identity)
     }

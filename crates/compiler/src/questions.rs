@@ -4,13 +4,14 @@ use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use flowloom_model::{
-    CidrGroup, Direction, Endpoint, Entity, GroupName, PortName, Remote, SecurityGroup, Selector,
+    CidrGroup, Direction, Endpoint, Entity, GroupName, PortName, Remote, SecurityGroup, Selector, VpcName,
+    World,
 };
 use ipnet::IpNet;
 
 use crate::fault::{Fault, planted};
 use crate::spec::protocol_numbers;
-use crate::{EndpointFacts, everywhere, private_prefixes};
+use crate::{EndpointFacts, Pins, PolicySpec, SpecRemote, everywhere, private_prefixes};
 
 /// The union over all groups of a VPC.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,13 +25,42 @@ pub(crate) struct Questions {
 }
 
 impl Questions {
-    /// Collects what the groups ask. `cidr_group` looks a CIDR group up.
-    pub(crate) fn new<'a>(
+    /// Collects what the groups of a VPC ask, and the policies that endpoints are held at there.
+    pub(crate) fn of<'a>(
+        world: &'a World,
+        vpc: &VpcName,
         groups: impl Iterator<Item = &'a SecurityGroup>,
+        pins: &Pins,
+    ) -> Self {
+        let held = pins.iter().filter(|(key, _)| key.vpc == *vpc).flat_map(|(_, held)| held.specs());
+        Self::new(groups, held, |name| world.cidr_groups.get(&(vpc.clone(), name.clone())))
+    }
+
+    /// `cidr_group` looks a CIDR group up.
+    fn new<'a, 'h>(
+        groups: impl Iterator<Item = &'a SecurityGroup>,
+        held: impl Iterator<Item = &'h PolicySpec>,
         cidr_group: impl Fn(&flowloom_model::CidrGroupName) -> Option<&'a CidrGroup>,
     ) -> Self {
         let mut questions = Self::default();
         let mut prefixes = BTreeSet::new();
+        for rule in held.flat_map(|spec| &spec.rules) {
+            questions.peer_ports.extend(rule.peer_ports.iter().cloned());
+            match &rule.remote {
+                SpecRemote::Any => {}
+                SpecRemote::Cidrs(entries) => {
+                    prefixes.extend(entries.iter().flat_map(|e| e.except.iter().copied().chain([e.cidr])));
+                }
+                SpecRemote::Group(name) => {
+                    questions.groups.insert(name.clone());
+                }
+                SpecRemote::Selector(selector) => {
+                    let expressions = selector.expressions.iter().map(|e| &e.key);
+                    questions.label_keys.extend(selector.labels.keys().chain(expressions).cloned());
+                }
+                SpecRemote::Entities(set) => set.iter().for_each(|e| questions.entity(*e, &mut prefixes)),
+            }
+        }
         for rule in groups.flat_map(|g| &g.rules) {
             if rule.direction == Direction::Egress {
                 questions.peer_ports.extend(rule.named_ports.iter().cloned());

@@ -10,7 +10,9 @@ use ipnet::IpNet;
 use super::resolve::build_spec;
 use super::{Compiler, SpecKey, VpcScope};
 use crate::questions::host;
-use crate::{CompiledPolicy, ConditionReason, EndpointPlan, Identity, ObjectRef, PolicySlot, RuleRef};
+use crate::{
+    CompiledPolicy, ConditionReason, EndpointPlan, Identity, ObjectRef, PolicySlot, PolicySpec, RuleRef,
+};
 
 impl<'a> Compiler<'a> {
     pub(super) fn endpoint_condition(
@@ -135,6 +137,16 @@ impl<'a> Compiler<'a> {
                 self.endpoint_condition(endpoint, ConditionReason::DanglingReference, message);
             }
         }
+        if let Some(held) = self.pins.get(&endpoint.key()) {
+            let slots = [Direction::Egress, Direction::Ingress].map(|direction| match held.of(direction) {
+                Some(spec) => self.held_slot(spec),
+                None => self.slot(scope, endpoint, direction),
+            });
+            return match slots {
+                [Some(egress), Some(ingress)] => Some([egress, ingress]),
+                _ => None,
+            };
+        }
         let mut ports = endpoint.named_ports.clone();
         ports.sort();
         let key: SpecKey = (endpoint.vpc.clone(), endpoint.security_groups.iter().cloned().collect(), ports);
@@ -162,6 +174,21 @@ impl<'a> Compiler<'a> {
         let (spec, conditions) =
             build_spec(self.world, scope.vpc, &scope.groups, endpoint, direction, fault, &mut name_rule)?;
         self.conditions.extend(conditions);
+        self.policy(spec)
+    }
+
+    /// The slot of a policy that is held. Its rules may have had other numbers when it was noted down.
+    fn held_slot(&mut self, spec: &PolicySpec) -> Option<PolicySlot> {
+        let mut spec = spec.clone();
+        for rule in &mut spec.rules {
+            rule.id = self.numbers.rule_id(&rule.name)?;
+        }
+        self.policy(spec)
+    }
+
+    /// The slot of a policy, which is in the plan then.
+    fn policy(&mut self, spec: PolicySpec) -> Option<PolicySlot> {
+        let fault = self.cache.fault;
         let spec = Arc::new(spec);
         let slot = self.numbers.slot(&spec)?;
         let cache = &mut self.cache.policies;

@@ -13,7 +13,7 @@ use ipnet::IpNet;
 
 use super::{Compilation, CompileOptions, Compiler, CompilerCache, SpecKey, VpcScope};
 use crate::questions::{Questions, host};
-use crate::{Condition, ConditionReason, Identity, NodePlan, Numbers, ObjectRef, PolicySlot, VpcId};
+use crate::{Condition, ConditionReason, Identity, NodePlan, Numbers, ObjectRef, Pins, PolicySlot, VpcId};
 
 /// More changed VPCs than this are compiled from the start.
 const MOST_VPCS: usize = 8;
@@ -37,11 +37,12 @@ pub(super) struct Inputs {
     local: NodeName,
     options: CompileOptions,
     world: World,
+    pins: Pins,
 }
 
 impl Inputs {
-    pub(super) fn new(world: &World, local: &NodeName, options: CompileOptions) -> Self {
-        Self { local: local.clone(), options, world: world.clone() }
+    pub(super) fn new(world: &World, pins: &Pins, local: &NodeName, options: CompileOptions) -> Self {
+        Self { local: local.clone(), options, world: world.clone(), pins: pins.clone() }
     }
 }
 
@@ -64,6 +65,7 @@ impl Compiler<'_> {
 pub(super) fn resume(
     memo: Memo,
     world: &World,
+    pins: &Pins,
     local: &NodeName,
     options: CompileOptions,
     numbers: &mut Numbers,
@@ -79,9 +81,10 @@ pub(super) fn resume(
     if epoch != numbers.epoch() || !same_frame {
         return None;
     }
-    let new_rules =
-        before.security_groups != world.security_groups || before.cidr_groups != world.cidr_groups;
-    if new_rules && !asks_the_same(&plan, &questions, world, cache) {
+    let new_rules = before.security_groups != world.security_groups
+        || before.cidr_groups != world.cidr_groups
+        || inputs.pins != *pins;
+    if new_rules && !asks_the_same(&plan, &questions, world, pins, cache) {
         return None;
     }
     let changed: Vec<Pair<'_>> = before
@@ -125,6 +128,7 @@ pub(super) fn resume(
     let known = conditions.len();
     let mut compiler = Compiler {
         world,
+        pins,
         local,
         options,
         numbers,
@@ -159,7 +163,7 @@ pub(super) fn resume(
     {
         compiler.name_rules();
     }
-    Some(compiler.finish(Inputs::new(world, local, options)))
+    Some(compiler.finish(Inputs::new(world, pins, local, options)))
 }
 
 /// An endpoint before and after.
@@ -197,12 +201,12 @@ fn asks_the_same(
     plan: &NodePlan,
     questions: &BTreeMap<VpcId, Arc<Questions>>,
     world: &World,
+    pins: &Pins,
     cache: &CompilerCache,
 ) -> bool {
     plan.vpcs.iter().all(|(id, vpc)| {
         let groups = world.security_groups.values().filter(|g| g.vpc == vpc.name);
-        let mut asked =
-            Questions::new(groups, |name| world.cidr_groups.get(&(vpc.name.clone(), name.clone())));
+        let mut asked = Questions::of(world, &vpc.name, groups, pins);
         asked.prefixes.fault = cache.fault;
         questions.get(id).is_some_and(|held| **held == asked)
     })

@@ -15,12 +15,13 @@ use flowloom_model::{
 use ipnet::IpNet;
 
 use self::memo::{Inputs, Memo};
+pub use self::resolve::world_spec;
 use crate::fault::{Fault, planted};
 use crate::questions::{Questions, host};
 use crate::services::state::ServiceMemo;
 use crate::{
     CompiledPolicy, Condition, ConditionReason, EndpointFacts, Identity, IdentityFacts, NodeAddress,
-    NodePlan, Numbers, ObjectRef, Peer, PolicySlot, VpcId, VpcPlan, everywhere, reserved_facts,
+    NodePlan, Numbers, ObjectRef, Peer, Pins, PolicySlot, VpcId, VpcPlan, everywhere, reserved_facts,
 };
 
 /// What came out of a world.
@@ -83,8 +84,21 @@ pub fn compile_with(
     numbers: &mut Numbers,
     cache: &mut CompilerCache,
 ) -> Compilation {
+    compile_pinned(world, &Pins::new(), local, options, numbers, cache)
+}
+
+/// The same with endpoints that are held at a policy of their own.
+#[must_use]
+pub fn compile_pinned(
+    world: &World,
+    pins: &Pins,
+    local: &NodeName,
+    options: CompileOptions,
+    numbers: &mut Numbers,
+    cache: &mut CompilerCache,
+) -> Compilation {
     if let Some(memo) = cache.memo.take()
-        && let Some(compilation) = memo::resume(memo, world, local, options, numbers, cache)
+        && let Some(compilation) = memo::resume(memo, world, pins, local, options, numbers, cache)
     {
         #[cfg(test)]
         {
@@ -94,6 +108,7 @@ pub fn compile_with(
     }
     let mut compiler = Compiler {
         world,
+        pins,
         local,
         options,
         numbers,
@@ -108,7 +123,7 @@ pub fn compile_with(
     compiler.nodes();
     compiler.vpcs();
     compiler.name_rules();
-    compiler.finish(Inputs::new(world, local, options))
+    compiler.finish(Inputs::new(world, pins, local, options))
 }
 
 /// What two endpoints must have in common to share specs.
@@ -116,6 +131,7 @@ type SpecKey = (VpcName, Vec<GroupName>, Vec<NamedPort>);
 
 struct Compiler<'a> {
     world: &'a World,
+    pins: &'a Pins,
     local: &'a NodeName,
     options: CompileOptions,
     numbers: &'a mut Numbers,
@@ -257,9 +273,7 @@ impl<'a> Compiler<'a> {
                 continue;
             }
             let groups = groups.remove(&vpc.name).unwrap_or_default();
-            let mut questions = Questions::new(groups.values().copied(), |name| {
-                world.cidr_groups.get(&(vpc.name.clone(), name.clone()))
-            });
+            let mut questions = Questions::of(world, &vpc.name, groups.values().copied(), self.pins);
             questions.prefixes.fault = self.cache.fault;
             let subnets = subnets.remove(&vpc.name).unwrap_or_default();
             let questions = Arc::new(questions);

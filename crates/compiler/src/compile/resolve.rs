@@ -3,12 +3,24 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flowloom_model::{Action, Direction, Endpoint, GroupName, SecurityGroup, Vpc, World};
+use flowloom_model::{Action, Direction, Endpoint, EndpointKey, GroupName, SecurityGroup, Vpc, World};
 
 use crate::fault::{Fault, planted};
 use crate::policy::sort_rules;
 use crate::spec::{default_verdict, resolve_remote, services};
 use crate::{Condition, ConditionReason, ObjectRef, PolicySpec, RuleId, RuleRef, SpecRemote, SpecRule};
+
+/// What the world says of one direction of an endpoint, whatever it is held at: its rules have no numbers (0). `None`: it does not exist.
+#[must_use]
+pub fn world_spec(world: &World, endpoint: &EndpointKey, direction: Direction) -> Option<PolicySpec> {
+    let endpoint = world.endpoints.get(endpoint)?;
+    let vpc = world.vpcs.get(&endpoint.vpc)?;
+    let groups = world.security_groups.values().filter(|g| g.vpc == vpc.name);
+    let groups = groups.map(|g| (&g.name, g)).collect();
+    let (spec, _) =
+        build_spec(world, vpc, &groups, endpoint, direction, Fault::None, &mut |_| Some(RuleId(0)))?;
+    Some(spec)
+}
 
 /// The spec of one direction of an endpoint. `None`: no rule number is free.
 pub(super) fn build_spec(

@@ -4,6 +4,7 @@ mod decisions;
 mod explanations;
 mod network_policies;
 mod numbering;
+mod pins;
 mod reported;
 mod sample;
 mod services;
