@@ -85,8 +85,14 @@ pub fn alone(bench: &str, measure: &str, samples: &[f64], unit: &str, goal: Opti
 /// The 99th percentile of times in milliseconds.
 #[must_use]
 pub fn p99(bench: &str, measure: &str, samples: &[f64]) -> Measure {
+    p99_within(bench, measure, samples, None)
+}
+
+/// The same with a goal.
+#[must_use]
+pub fn p99_within(bench: &str, measure: &str, samples: &[f64], goal: Option<Goal>) -> Measure {
     let value = stats::percentile(samples, 99.0).unwrap_or(0.0);
-    Measure { interval: None, ..alone(bench, measure, &[value], "ms", None) }
+    Measure { interval: None, ..alone(bench, measure, &[value], "ms", goal) }
 }
 
 /// Bytes that the kernel accounts to a map.

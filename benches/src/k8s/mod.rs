@@ -1,6 +1,7 @@
 //! `bench k8s`: what a large cluster costs one node's agent. The API server is one in memory, its objects are made up; agent, kernel and
 //! maps are real.
 
+mod netpol;
 pub(crate) mod server;
 
 use std::net::TcpListener;
@@ -44,10 +45,11 @@ impl Size {
 /// One part of the benchmark.
 type Part = fn(Effort) -> Result<Vec<Measure>>;
 
-const PARTS: [(&str, Part); 3] = [
+const PARTS: [(&str, Part); 4] = [
     ("services-1000", |effort| cluster(effort, Size { nodes: 10, pods: 200, services: 1_000 })),
     ("services-10000", |effort| cluster(effort, Size { nodes: 10, pods: 200, services: 10_000 })),
     ("nodes-1000", |effort| cluster(effort, Size { nodes: 1_000, pods: 20_000, services: 1_000 })),
+    ("netpol", netpol::netpol),
 ];
 
 /// Everything, or the parts that are named.
@@ -127,16 +129,19 @@ fn until<T>(mut f: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     }
 }
 
+/// What the agent's configuration says. The file comes when the server knows the node's address: until then there is no answer.
+fn line(kubeconfig: &Path) -> String {
+    format!(
+        "kubernetes: {{enabled: true, kubeconfig: {}, qps: 1000, burst: 1000, health_address: '', proxy_mode_address: ''}}",
+        kubeconfig.display()
+    )
+}
+
 fn cluster(effort: Effort, size: Size) -> Result<Vec<Measure>> {
     // Goes with its guard, also when the run is interrupted.
     let dir = temp_dir("bench")?;
     let kubeconfig = dir.path().join("kubeconfig.json");
-    let line = format!(
-        "kubernetes: {{enabled: true, kubeconfig: {}, qps: 1000, burst: 1000, health_address: '', proxy_mode_address: ''}}",
-        kubeconfig.display()
-    );
-    // No answer yet: the file comes when the server knows the node's address.
-    measured(effort, size, &kubeconfig, &line)
+    measured(effort, size, &kubeconfig, &line(&kubeconfig))
 }
 
 fn measured(effort: Effort, size: Size, kubeconfig: &Path, line: &str) -> Result<Vec<Measure>> {
