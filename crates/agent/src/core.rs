@@ -20,6 +20,7 @@ use crate::backoff::Backoff;
 use crate::config::{Config, Routes};
 use crate::desk::Desk;
 use crate::events::EventLog;
+use crate::history::History;
 use crate::ipam::Ipam;
 use crate::keeper::Keeper;
 use crate::plane::Plane;
@@ -208,6 +209,8 @@ pub(crate) struct Core {
     /// Document and attachments together.
     pub(crate) world: World,
     pub(crate) numbers: Numbers,
+    /// What changed in policies.
+    pub(crate) history: History,
     /// Version of the numbers on the disk.
     pub(crate) stored_numbers: u64,
     pub(crate) cache: CompilerCache,
@@ -336,6 +339,7 @@ impl Core {
             leaving: BTreeSet::new(),
             ipam: Ipam::default(),
             world: World::default(),
+            history: History::load(&store, &numbers)?,
             stored_numbers: numbers.version(),
             numbers,
             cache: CompilerCache::default(),
@@ -472,6 +476,8 @@ impl Core {
     pub(crate) fn tidy(&mut self) -> bool {
         if !self.unused_slots.is_empty() {
             self.free_slots();
+        } else if self.history.waits() {
+            self.history.write(&self.store);
         } else if self.file.unprepared() {
             self.file.prepare();
         } else if let Some(document) = self.unkept.take() {
@@ -487,7 +493,7 @@ impl Core {
     /// What [`Self::tidy`] still has to do.
     pub(crate) fn quiet_work(&self) -> u64 {
         let (unprepared, unkept) = (u64::from(self.file.unprepared()), u64::from(self.unkept.is_some()));
-        self.unused_slots.len() as u64 + unprepared + unkept
+        self.unused_slots.len() as u64 + u64::from(self.history.waits()) + unprepared + unkept
     }
 
     fn timer(&mut self) {
@@ -575,6 +581,7 @@ impl Core {
         }
         self.rebuild_world();
         self.moved = true;
+        self.blame_document();
         self.pass();
         if from_file {
             self.unkept = self.document.as_ref().map(|d| d.digest.clone());
@@ -587,6 +594,7 @@ impl Core {
         document.generation += 1;
         document.loaded_ms = now_ms();
         document.digest.clone_from(&digest);
+        self.blame_document();
         if self.kubernetes.is_some() {
             // What it says of the same names is put together anew.
             self.rebuild_world();
@@ -597,6 +605,14 @@ impl Core {
             self.pass_over((!edited.rules).then_some(&edited.endpoints));
         }
         self.unkept = Some(digest);
+    }
+
+    /// What the next pass changes, the document has changed.
+    fn blame_document(&mut self) {
+        if let Some(document) = &self.document {
+            let (generation, digest) = (document.generation, document.digest.clone());
+            self.history.source = v1::ChangeSource::Document { generation, digest };
+        }
     }
 
     /// Keeps the document for the next life of the agent, once it is in force.

@@ -9,6 +9,7 @@
 //! | `wiring`, `plane` | the outside world behind traits: network and datapath |
 //! | `source` | the document on disk |
 //! | `store`, `writes` | durable state; every write counted |
+//! | `history` | the record of changes of policies |
 //! | `events`, `threads` | the event log; what waits beside the core |
 //! | `health` | health over TCP: of the node, of Services' health-check ports |
 //! | `sides` | what people mean by `namespace/pod`, `svc/namespace/name`, `vpc/name` |
@@ -32,6 +33,7 @@ mod ended;
 mod events;
 mod explain;
 mod health;
+mod history;
 mod ipam;
 mod keeper;
 mod names;

@@ -212,6 +212,21 @@ impl Client {
         patient.get(&with_query(route::POLICY_WAIT, &query))
     }
 
+    /// `GET /v1/policy/history` of one endpoint (`vpc`, `name`) or of all: the `last` changes, all that are kept when absent.
+    pub fn policy_history(
+        &self,
+        endpoint: Option<(&str, &str)>,
+        last: Option<u32>,
+    ) -> Result<v1::PolicyHistory, ClientError> {
+        let mut query = Vec::new();
+        if let Some((vpc, name)) = endpoint {
+            query.push(("vpc", vpc.to_owned()));
+            query.push(("endpoint", name.to_owned()));
+        }
+        query.extend(last.map(|n| ("last", n.to_string())));
+        self.get(&with_query(route::POLICY_HISTORY, &query))
+    }
+
     /// `GET /v1/conntrack`.
     pub fn conntrack(&self, filter: &v1::ConntrackFilter) -> Result<v1::ConntrackList, ClientError> {
         self.get(&with_query(route::CONNTRACK, &conntrack_query(filter)))

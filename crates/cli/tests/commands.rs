@@ -142,6 +142,13 @@ fn answers(r: &fake_agent::Request) -> Reply {
         "/v1/policy/rules" => {
             ok(json!({"rules": [{"rule": named("red/front/no-db", 5), "hits": 12, "bytes": 888}]}))
         }
+        "/v1/policy/history" => ok(json!({"capacity": 2000, "changes": [
+            {"number": 7, "time_ms": 1_796_017_469_000_u64, "endpoint": "red/web-1", "source": {"kind": "cni", "container_id": "c1", "ifname": "eth0"},
+             "previous_revision": 0, "attempted_revision": 8, "directions": [{"direction": "egress", "slot": 3}, {"direction": "ingress", "slot": 4}], "error": ""},
+            {"number": 8, "time_ms": 1_796_017_470_000_u64, "endpoint": "red/web-1", "source": {"kind": "document", "generation": 4, "digest": "ab12"},
+             "previous_revision": 8, "attempted_revision": 9, "directions": [{"direction": "ingress", "slot": 5, "entries": {"added": 3, "updated": 1, "removed": 2}}],
+             "error": "policy slot 5: no room"},
+        ]})),
         "/v1/policy/wait" => ok(json!({"generation": 3, "revision": 9, "waited_us": 1500})),
         "/v1/conntrack" if r.method == "DELETE" => ok(json!({"removed": 4})),
         "/v1/conntrack" => ok(json!({"truncated": true, "connections": [{
@@ -221,6 +228,7 @@ fn every_format_carries_the_same_answer() {
         "policy entries",
         "policy rules",
         "policy wait",
+        "policy history",
         "drops",
         "endpoint get red/web-1",
         "service list",
@@ -322,6 +330,21 @@ any     any       any    allow    default          -
         ("vpc=red", true),
         "{out}"
     );
+    let (out, request) = asked("policy history red/web-1 --last 5");
+    assert_eq!(
+        out,
+        "\
+TIME                  ENDPOINT   WHO         REVISION  ENTRIES           RESULT
+2026-11-30T05:44:29Z  red/web-1  cni         8         -                 in force
+2026-11-30T05:44:30Z  red/web-1  document 4  8 -> 9    ingress +3 ~1 -2  refused: policy slot 5: no room
+"
+    );
+    let mut query: Vec<_> = request.query.split('&').collect();
+    query.sort_unstable();
+    assert_eq!(query, ["endpoint=web-1", "last=5", "vpc=red"]);
+    let (out, _) = asked("policy history -o wide");
+    assert!(out.contains("egress 3, ingress 4") && out.contains("container c1, interface eth0"), "{out}");
+    assert!(out.contains("digest ab12"), "{out}");
     let (out, request) = asked("policy wait red/web-1 --revision 9 --generation 3 --timeout 1500ms");
     assert_eq!(out, "in force: document generation 3, revision 9 (waited 1.5ms)\n");
     let mut query: Vec<_> = request.query.split('&').collect();

@@ -9,7 +9,7 @@ use flowloom_model::{EndpointKey, GroupName, Labels, Mac, NodeName, RuleName, Sh
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::{CompiledPolicy, reserved_facts};
+use crate::CompiledPolicy;
 
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident) => {
@@ -186,15 +186,7 @@ impl NodePlan {
     /// Empty for a slot that the plan does not have.
     #[must_use]
     pub fn entries(&self, slot: PolicySlot) -> PolicyEntries {
-        let Some(policy) = self.policies.get(&slot) else { return PolicyEntries::new() };
-        let mut entries = policy.any_entries().clone();
-        for (identity, facts) in reserved_facts(&policy.spec().vpc) {
-            entries.extend(policy.identity_entries(identity, &facts));
-        }
-        for (identity, facts) in self.identities.iter().filter(|(_, f)| f.vpc == policy.spec().vpc) {
-            entries.extend(policy.identity_entries(*identity, facts));
-        }
-        entries
+        self.policies.get(&slot).map(|policy| policy.entries(&self.identities)).unwrap_or_default()
     }
 
     /// The peer that the longest covering prefix names, as the kernel's lookup does.

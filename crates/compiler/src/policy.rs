@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use flowloom_bpf_abi::{PolicyKey, PolicyValue, identity, policy_flags, verdict};
-use flowloom_model::{Action, Entity, GroupName, Protocol, VpcName};
+use flowloom_model::{Action, Entity, GroupName, Protocol, SharedMap, VpcName};
 use ipnet::IpNet;
 
 use crate::fault::{Fault, planted};
@@ -134,6 +134,19 @@ impl CompiledPolicy {
     #[must_use]
     pub fn any_entries(&self) -> &PolicyEntries {
         &self.any
+    }
+
+    /// The any-identity entries, and those of every one of these identities that is of the policy's VPC.
+    #[must_use]
+    pub fn entries(&self, identities: &SharedMap<Identity, Arc<IdentityFacts>>) -> PolicyEntries {
+        let mut entries = self.any.clone();
+        for (identity, facts) in reserved_facts(&self.spec.vpc) {
+            entries.extend(self.identity_entries(identity, &facts));
+        }
+        for (identity, facts) in identities.iter().filter(|(_, f)| f.vpc == self.spec.vpc) {
+            entries.extend(self.identity_entries(*identity, facts));
+        }
+        entries
     }
 
     /// Entries of one identity: where rules say something about it that may decide. Depends on the spec and the facts only.

@@ -50,6 +50,7 @@ fn router(context: Context) -> Router {
         .route(route::POLICY_RULES, get(view::policy_rules))
         .route(route::POLICY_EXPLAIN, post(query::explain))
         .route(route::POLICY_WAIT, get(query::wait))
+        .route(route::POLICY_HISTORY, get(view::policy_history))
         .route(route::CONNTRACK, get(observe::conntrack).delete(observe::flush))
         .route(route::DROPS, get(observe::drops))
         .route(route::EVENTS, get(stream::events))

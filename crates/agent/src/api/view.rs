@@ -71,6 +71,20 @@ pub(crate) async fn policy_entries(State(context): State<Context>, uri: Uri) -> 
     Ok(Json(list.await??))
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HistoryQuery {
+    vpc: Option<String>,
+    endpoint: Option<String>,
+    last: Option<usize>,
+}
+
+pub(crate) async fn policy_history(State(context): State<Context>, uri: Uri) -> Answer<v1::PolicyHistory> {
+    let of: HistoryQuery = query(&uri)?;
+    let pair = both(of.vpc, of.endpoint)?;
+    Ok(Json(context.core.ask(move |core| core.policy_history(pair.as_ref(), of.last)).await??))
+}
+
 pub(crate) async fn policy_rules(State(context): State<Context>, uri: Uri) -> Answer<v1::RuleList> {
     let of: OfVpc = query(&uri)?;
     Ok(Json(context.core.ask(move |core| core.rule_hits(of.vpc.as_deref())).await??))

@@ -284,6 +284,7 @@ impl Core {
             self.publish();
             return;
         }
+        self.history.source = v1::ChangeSource::Kubernetes;
         match self.follow_kubernetes(touched) {
             Some(endpoints) => self.pass_over(Some(&endpoints)),
             None => {

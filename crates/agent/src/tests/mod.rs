@@ -1,6 +1,7 @@
 //! The core over an outside world in memory.
 
 pub(crate) mod fakes;
+mod history;
 mod kubernetes;
 mod runtimes;
 mod services;

@@ -22,6 +22,8 @@ pub const POLICY_RULES: &str = "/v1/policy/rules";
 pub const POLICY_EXPLAIN: &str = "/v1/policy/explain";
 /// `GET ?vpc&endpoint&revision&generation&timeout_ms`: [`super::PolicyWait`].
 pub const POLICY_WAIT: &str = "/v1/policy/wait";
+/// `GET ?vpc&endpoint&last`: [`super::PolicyHistory`].
+pub const POLICY_HISTORY: &str = "/v1/policy/history";
 /// `GET` and `DELETE` with [`super::ConntrackFilter`] as query: [`super::ConntrackList`], [`super::ConntrackFlushed`].
 pub const CONNTRACK: &str = "/v1/conntrack";
 /// `GET ?vpc&endpoint&reason`: [`super::DropList`].

@@ -9,7 +9,7 @@ use flowloom_model::VpcName;
 
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
-use crate::output::policy;
+use crate::output::{history, policy};
 use crate::peers::EndpointArg;
 use crate::values::{PacketArgs, duration, family};
 
@@ -19,6 +19,7 @@ pub(crate) enum PolicyCommand {
     Rules(RulesArgs),
     Explain(ExplainArgs),
     Wait(WaitArgs),
+    History(HistoryArgs),
 }
 
 /// Show compiled policies as the kernel holds them.
@@ -100,6 +101,26 @@ pub(crate) struct WaitArgs {
     timeout: Duration,
 }
 
+/// Show who changed the policy of which endpoint, what became of it, and when.
+///
+/// The agent keeps the last 2000 changes of its node, also over restarts.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  flowloom policy history
+  flowloom policy history red/web-1 --last 5 -o wide
+  flowloom policy history -o json")]
+pub(crate) struct HistoryArgs {
+    /// Only changes of this endpoint: vpc/name or namespace/pod.
+    endpoint: Option<EndpointArg>,
+    /// The VPC, when the name has none.
+    #[arg(long)]
+    vpc: Option<VpcName>,
+    /// Only the last changes.
+    #[arg(long, value_name = "N")]
+    last: Option<u32>,
+}
+
 pub(crate) fn run(context: &mut Context<'_>, command: &PolicyCommand) -> Result<Exit, Failure> {
     match command {
         PolicyCommand::Entries(args) => {
@@ -121,6 +142,11 @@ pub(crate) fn run(context: &mut Context<'_>, command: &PolicyCommand) -> Result<
                 args.timeout,
             )?;
             context.show(&reached, policy::wait)?;
+        }
+        PolicyCommand::History(args) => {
+            let endpoint = resolve(args.endpoint.as_ref(), args.vpc.as_ref())?;
+            let history = context.client().policy_history(borrow(endpoint.as_ref()), args.last)?;
+            context.show(&history, history::changes)?;
         }
     }
     Ok(Exit::Ok)

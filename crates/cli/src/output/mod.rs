@@ -6,6 +6,7 @@ pub(crate) mod document;
 pub(crate) mod drops;
 pub(crate) mod endpoint;
 pub(crate) mod event;
+pub(crate) mod history;
 pub(crate) mod identity;
 pub(crate) mod ipam;
 pub(crate) mod kubernetes;
