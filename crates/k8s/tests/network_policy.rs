@@ -4,10 +4,13 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use flowloom_compiler::{Numbers, Party, PortQuery, Query, Verdict, compile, explain};
+use flowloom_compiler::{
+    DecidedBy, Explanation, Numbers, Party, PortQuery, Query, Verdict, compile, explain,
+};
+use flowloom_k8s::slices::{Join, Limits, Packer, PublishedSlice, Step, Workload, WorkloadSliceSpec};
 use flowloom_k8s::{
-    EndpointSlice, Held, Kind, LoadBalancer, Namespace, NetworkPolicy, Node, ObjectName, Options, Pod,
-    Translator,
+    EndpointSlice, Happening, Held, Kind, LoadBalancer, Namespace, NetworkPolicy, Node, ObjectName, Options,
+    Peers, Pod, Translator,
 };
 use flowloom_model::{
     AllowLocalhost, Attachment, DEFAULT_VNI, DEFAULT_VPC, DefaultPolicy, Endpoint, NodeName, SharedMap, Vpc,
@@ -296,15 +299,41 @@ fn allows(c: &Cluster, direction: &str, own: &Side<'_>, other: &Side<'_>, protoc
 
 // The same cluster through the source.
 
-fn put<T: Held>(t: &mut Translator, list: &[Value]) {
+type Told<T> = Vec<(ObjectName, Result<T, String>)>;
+
+fn told<T: Kind>(list: &[Value]) -> Told<T> {
     let named = |v: &Value| {
         let text = |key: &str| v["metadata"][key].as_str().unwrap_or_default().to_owned();
         (ObjectName::new(text("namespace"), text("name")), T::decode(&v.to_string()))
     };
-    t.replace::<T>(list.iter().map(named).collect());
+    list.iter().map(named).collect()
 }
 
-fn world(c: &Cluster, local: &str) -> World {
+fn put<T: Held>(t: &mut Translator, list: &[Value]) {
+    t.replace::<T>(told(list));
+}
+
+/// What a node hears of Pods that are not its own: what the controller publishes of them, as JSON.
+fn by_slices(all: Told<Pod>, local: &NodeName) -> Told<Pod> {
+    let mut packer = Packer::new(Limits { workloads: 3, ..Limits::default() });
+    for (name, pod) in &all {
+        packer.upsert(Workload::of(name, pod.as_ref().unwrap()).unwrap());
+    }
+    let read = |name: &str| {
+        let json = serde_json::to_string(&packer.content(name, 1, 1).unwrap()).unwrap();
+        let spec: WorkloadSliceSpec = serde_json::from_str(&json).unwrap();
+        (ObjectName::new("", name), Ok(PublishedSlice { uid: name.into(), version: "1".into(), spec }))
+    };
+    let slices = packer.slices().map(read).collect();
+    let mut join = Join::new(local.clone());
+    let own = all.into_iter().filter(|(_, pod)| pod.as_ref().unwrap().node.as_ref() == Some(local)).collect();
+    assert_eq!(join.local(Happening::Listed(own)), []);
+    let mut steps = join.slices(Happening::Listed(slices));
+    let Some(Step::Replace(all)) = steps.pop() else { panic!("{steps:?}") };
+    all
+}
+
+fn world(c: &Cluster, local: &str, peers: Peers) -> World {
     let node: NodeName = local.parse().unwrap();
     let mut t = Translator::new(Options { node: node.clone() }).unwrap();
     let nodes: Vec<Value> = (1..=2)
@@ -317,7 +346,10 @@ fn world(c: &Cluster, local: &str) -> World {
         .collect();
     put::<Node>(&mut t, &nodes);
     put::<Namespace>(&mut t, &c.namespaces);
-    put::<Pod>(&mut t, &c.pods);
+    t.replace::<Pod>(match peers {
+        Peers::Pods => told(&c.pods),
+        Peers::Slices => by_slices(told(&c.pods), &node),
+    });
     put::<LoadBalancer>(&mut t, &[]);
     put::<EndpointSlice>(&mut t, &[]);
     assert_eq!(t.waiting_for(), ["NetworkPolicy"]);
@@ -364,10 +396,10 @@ fn ip_of(pod: &Value, family: usize) -> IpAddr {
     pod["status"]["podIPs"][family]["ip"].as_str().unwrap().parse().unwrap()
 }
 
-fn check(seed: u64) -> u64 {
+fn check(seed: u64, peers: Peers) -> u64 {
     let d = &mut Dice(seed);
     let c = cluster(d);
-    let world = world(&c, "n1");
+    let world = world(&c, "n1", peers);
     let mut numbers = Numbers::default();
     let compiled = compile(&world, &"n1".parse().unwrap(), &mut numbers);
     assert!(compiled.conditions.is_empty(), "seed {seed}: {:?}", compiled.conditions);
@@ -421,8 +453,47 @@ fn check(seed: u64) -> u64 {
 
 #[test]
 fn compiled_policies_decide_as_the_api_reference_says() {
-    let asked: u64 = (0..2000).map(check).sum();
+    let asked: u64 = (0..2000).map(|seed| check(seed, Peers::Pods)).sum();
     assert!(asked > 60_000, "only {asked} questions were asked");
+}
+
+#[test]
+fn they_decide_the_same_where_other_nodes_pods_come_from_slices() {
+    let asked: u64 = (2000..2300).map(|seed| check(seed, Peers::Slices)).sum();
+    assert!(asked > 9_000, "only {asked} questions were asked");
+}
+
+/// The node that is asked watches neither that Pod nor decides for it, and still has to say what that Pod's node does.
+#[test]
+fn explain_tells_what_the_policy_of_a_pod_decides_that_came_by_slice() {
+    let pod = |name: &str, node: u8| {
+        json!({"metadata": {"name": name, "namespace": "shop", "uid": name, "labels": {"app": name}},
+            "spec": {"nodeName": format!("n{node}"), "containers": [{"ports": [{"name": "web", "containerPort": 80, "protocol": "TCP"}]}]},
+            "status": {"phase": "Running", "podIPs": [{"ip": format!("10.1.{node}.2")}]}})
+    };
+    let c = Cluster {
+        namespaces: vec![json!({"metadata": {"name": "shop", "labels": {}}})],
+        pods: vec![pod("front", 1), pod("db", 2)],
+        policies: vec![json!({"metadata": {"name": "closed", "namespace": "shop"},
+            "spec": {"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress"],
+                "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "front"}}}], "ports": [{"protocol": "TCP", "port": "web"}]}]}})],
+    };
+    let world = world(&c, "n1", Peers::Slices);
+    let mut numbers = Numbers::default();
+    let compiled = compile(&world, &"n1".parse().unwrap(), &mut numbers);
+    let ask = |port: u16| -> Explanation {
+        let [source, destination] = ["10.1.1.2", "10.1.2.2"].map(|ip| Party::Address(ip.parse().unwrap()));
+        let vpc = DEFAULT_VPC.parse().unwrap();
+        let query = Query { vpc, source, destination, protocol: 6, port: PortQuery::Port(port) };
+        explain(&world, &compiled.plan, &query).unwrap()
+    };
+    let (passes, stops) = (ask(80), ask(81));
+    assert_eq!((passes.verdict, stops.verdict), (Verdict::Allow, Verdict::Drop));
+    let [passes, stops] = [passes, stops].map(|e| e.ingress.unwrap());
+    assert!(!passes.local && passes.endpoint.name.as_str() == "shop.db", "{passes:?}");
+    let DecidedBy::Rule { rule, .. } = &passes.decided_by else { panic!("{passes:?}") };
+    assert!(rule.to_string().contains("netpol.shop.closed"), "{rule}");
+    assert_eq!(stops.decided_by, DecidedBy::Default, "no rule of it allows the port");
 }
 
 /// A policy that is not understood opens nothing, and its neighbours stay.
