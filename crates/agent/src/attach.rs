@@ -1,7 +1,11 @@
 //! CNI ADD: reserve, write down, make, guard, enforce, answer; what fails undoes exactly what it did. Requests that wait at
-//! the same time are handled together: they wait for the disk once.
+//! the same time are handled together.
+//!
+//! What is written down is in its file before anything is made, so an agent that dies finds it again, and on the disk before the
+//! answer. In between the disk works beside the kernel: a power cut takes device, namespace and maps together with the file.
 
 use std::collections::BTreeSet;
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Instant;
 
@@ -13,6 +17,7 @@ use crate::cni::{Stages, check_request, error};
 use crate::core::{Core, NUMBERS};
 use crate::duties;
 use crate::record::Record;
+use crate::store::Unsynced;
 use crate::writes;
 
 /// What came of a request.
@@ -24,6 +29,44 @@ struct Arriving {
     at: usize,
     record: Record,
     stages: Stages,
+}
+
+/// The disk's part of a batch of requests.
+struct Disk {
+    /// Version of the numbers that it writes, when they changed.
+    numbers: Option<u64>,
+    /// They are in their file.
+    placed: Receiver<Result<(), String>>,
+    /// The intents are on the disk, in the order of the requests.
+    synced: Receiver<Vec<Result<(), String>>>,
+}
+
+const NO_DISK: &str = "the thread that writes to the disk has ended";
+
+impl Disk {
+    /// Takes back the answers of those that are not on the disk.
+    fn wait(&self, fresh: &mut [Arriving], results: &mut [Added]) {
+        let synced = self.synced.recv().unwrap_or_else(|_| vec![Err(NO_DISK.to_owned()); results.len()]);
+        for ((arriving, result), synced) in fresh.iter_mut().zip(results).zip(synced) {
+            if let Err(e) = synced {
+                *result = Err(error(ErrorCode::Realise, e));
+            }
+            arriving.stages.done("disk");
+        }
+    }
+}
+
+/// Several wait for the disk together. What is none is not waited for.
+fn sync_all(files: Vec<Option<Unsynced>>) -> Vec<Result<(), String>> {
+    let sync = |file: Option<Unsynced>| file.map_or(Ok(()), Unsynced::sync).map_err(|e| e.to_string());
+    if files.len() < 2 {
+        return files.into_iter().map(sync).collect();
+    }
+    thread::scope(|s| {
+        let waiting: Vec<_> = files.into_iter().map(|file| s.spawn(|| sync(file))).collect();
+        let ended = |_| Err("the writer of a record panicked".to_owned());
+        waiting.into_iter().map(|w| w.join().unwrap_or_else(ended)).collect()
+    })
 }
 
 impl Core {
@@ -95,13 +138,15 @@ impl Core {
 
     /// Everything after the reservation. What fails is undone before this returns.
     fn attach_all(&mut self, fresh: &mut [Arriving]) -> Vec<Added> {
-        let intents = self.write_intents(fresh);
+        let (intents, files) = self.place_intents(fresh);
         let keys: BTreeSet<EndpointKey> = fresh.iter().map(|a| a.record.key.clone()).collect();
         self.wanted = self.compile();
         for arriving in &mut *fresh {
             arriving.stages.done("compile");
         }
+        let disk = self.to_disk(files);
         let mut guarded = self.guard_all(fresh, intents);
+        self.place_numbers(&disk, fresh, &mut guarded);
         for key in &keys {
             self.wiring_errors.remove(key);
         }
@@ -117,8 +162,9 @@ impl Core {
         if !clean {
             self.pass_for(fresh, &mut guarded);
         }
-        let results: Vec<Added> =
+        let mut results: Vec<Added> =
             fresh.iter_mut().zip(guarded).map(|(arriving, plan)| self.complete(arriving, plan?)).collect();
+        disk.wait(fresh, &mut results);
         for (arriving, result) in fresh.iter().zip(&results) {
             if result.is_err() {
                 self.forget_attachment(&arriving.record.key);
@@ -144,49 +190,70 @@ impl Core {
         self.attach_all(&mut one).remove(0)
     }
 
-    /// Durable before anything is made. Several wait for the disk together.
-    fn write_intents(&self, fresh: &mut [Arriving]) -> Vec<Result<(), String>> {
-        let store = &self.store;
-        let write = |record: &Record| store.write_endpoint(&record.file(), record).map_err(|e| e.to_string());
-        let results = match &*fresh {
-            [one] => vec![write(&one.record)],
-            many => thread::scope(|s| {
-                let writers: Vec<_> = many.iter().map(|a| s.spawn(|| write(&a.record))).collect();
-                let ended = || Err("the writer of a record panicked".to_owned());
-                writers.into_iter().map(|w| w.join().unwrap_or_else(|_| ended())).collect()
-            }),
-        };
-        for arriving in fresh {
+    /// Intents in their files, before anything is made.
+    fn place_intents(&self, fresh: &mut [Arriving]) -> (Vec<Result<(), String>>, Vec<Option<Unsynced>>) {
+        let place = |arriving: &mut Arriving| {
+            let record = &arriving.record;
+            let placed = self.store.place_endpoint(&record.file(), record).map_err(|e| e.to_string());
             arriving.stages.done("intent");
-        }
-        results
+            match placed {
+                Ok(file) => (Ok(()), Some(file)),
+                Err(e) => (Err(e), None),
+            }
+        };
+        fresh.iter_mut().map(place).unzip()
     }
 
-    /// Devices with programs on them, while the numbers are written: nothing of the plan is in force before both are done.
+    /// Starts the disk's work: first the numbers, when they changed, into their file; then `files` onto the disk, then the
+    /// numbers, which nobody waits for.
+    fn to_disk(&self, files: Vec<Option<Unsynced>>) -> Disk {
+        let version = self.numbers.version();
+        let numbers = (version != self.stored_numbers).then(|| self.numbers.clone());
+        let (store, disk_numbers) = (self.store.clone(), numbers.is_some().then_some(version));
+        let ((placed, numbers_placed), (synced, intents_synced)) = (mpsc::channel(), mpsc::channel());
+        let work = move || {
+            let file = numbers.map(|n| store.place_next(NUMBERS, &n).map_err(|e| e.to_string())).transpose();
+            // Whoever opens the directory next finds it unlocked.
+            drop(store);
+            let (told, file) = match file {
+                Ok(file) => (Ok(()), file),
+                Err(e) => (Err(e), None),
+            };
+            // A request that was undone waits for neither.
+            let _ = placed.send(told);
+            let _ = synced.send(sync_all(files));
+            if let Some(Err(e)) = file.map(Unsynced::sync) {
+                tracing::error!(error = %e, "the numbers would not survive a power cut, nor need to");
+            }
+        };
+        // Without a thread both channels are closed, which says so.
+        if let Err(e) = thread::Builder::new().name("disk".into()).spawn(work) {
+            tracing::error!(error = %e, "no thread for the disk");
+        }
+        Disk { numbers: disk_numbers, placed: numbers_placed, synced: intents_synced }
+    }
+
+    /// Devices with programs on them: nothing of the plan is in force yet.
     fn guard_all(
         &mut self,
         fresh: &mut [Arriving],
         intents: Vec<Result<(), String>>,
     ) -> Vec<Result<EndpointPlan, ApiError>> {
-        let numbers = (self.numbers.version() != self.stored_numbers).then(|| self.numbers.clone());
-        let store = self.store.clone();
-        let (mut guarded, stored) = thread::scope(|s| {
-            let writer =
-                numbers.as_ref().map(|n| s.spawn(|| store.write_next(NUMBERS, n).map_err(|e| e.to_string())));
-            let guarded: Vec<_> = fresh
-                .iter_mut()
-                .zip(intents)
-                .map(|(arriving, intent)| self.guard_one(arriving, intent))
-                .collect();
-            let ended = || Err("the writer of the numbers panicked".to_owned());
-            (guarded, writer.map_or(Ok(()), |w| w.join().unwrap_or_else(|_| ended())))
-        });
-        match (stored, numbers) {
-            (Ok(()), Some(numbers)) => self.stored_numbers = numbers.version(),
-            (Ok(()), None) => {}
-            (Err(e), _) => {
+        fresh.iter_mut().zip(intents).map(|(arriving, intent)| self.guard_one(arriving, intent)).collect()
+    }
+
+    /// Numbers are in their file before the plan that uses them is in force.
+    fn place_numbers(
+        &mut self,
+        disk: &Disk,
+        fresh: &mut [Arriving],
+        guarded: &mut [Result<EndpointPlan, ApiError>],
+    ) {
+        match disk.placed.recv().unwrap_or_else(|_| Err(NO_DISK.to_owned())) {
+            Ok(()) => self.stored_numbers = disk.numbers.unwrap_or(self.stored_numbers),
+            Err(e) => {
                 self.note_error(format!("numbers: {e}"));
-                for result in &mut guarded {
+                for result in guarded {
                     *result = Err(error(ErrorCode::Realise, format!("numbers: {e}")));
                 }
                 // Without a device in the plan nothing of it comes into force.
@@ -198,7 +265,6 @@ impl Core {
         for arriving in fresh {
             arriving.stages.done("numbers");
         }
-        guarded
     }
 
     fn guard_one(
@@ -213,9 +279,9 @@ impl Core {
             return Err(error(ErrorCode::Conflict, self.why_not(key)));
         };
         let spec = self.wire_spec(&plan, arriving.record.wire.clone());
-        self.wiring.wire(&spec).map_err(|e| refused(e.to_string()))?;
+        let netns = self.wiring.wire(&spec).map_err(|e| refused(e.to_string()))?;
         arriving.stages.done("device");
-        self.guard(&plan, spec).map_err(refused)?;
+        self.guard(&plan, spec, netns).map_err(refused)?;
         arriving.stages.done("guard");
         Ok(plan)
     }

@@ -7,7 +7,7 @@ use flowloom_datapath::{ApplyReport, Datapath, DeviceInfo, Forwarding, NodeSetti
 
 use std::path::Path;
 
-use flowloom_netlink::{Handle, IfIndex, Netns};
+use flowloom_netlink::{Handle, IfIndex, Netns, NetnsCookie};
 
 use crate::writes;
 
@@ -26,11 +26,11 @@ pub(crate) trait Plane: Send {
     /// As there.
     fn guard_endpoint(&mut self, id: EndpointId, device: &str) -> Result<(DeviceInfo, bool)>;
 
-    /// Tells the programs of sockets that a namespace's are the endpoint's.
+    /// Tells the programs of sockets that a namespace's are the endpoint's. Opened only when its cookie is not `known`.
     ///
     /// # Errors
     /// When there is no such namespace or the kernel refuses.
-    fn bind_netns(&mut self, id: EndpointId, netns: &Path) -> anyhow::Result<()>;
+    fn bind_netns(&mut self, id: EndpointId, netns: &Path, known: Option<NetnsCookie>) -> anyhow::Result<()>;
 
     /// Whether somebody's programs run on a device that [`Self::guard_endpoint`] guards: before ours, while ours have no links.
     fn is_preceded(&mut self, ifindex: u32) -> bool;
@@ -151,8 +151,11 @@ impl Plane for Kernel {
         Ok((info, true))
     }
 
-    fn bind_netns(&mut self, id: EndpointId, netns: &Path) -> anyhow::Result<()> {
-        let cookie = Netns::open(netns)?.cookie()?;
+    fn bind_netns(&mut self, id: EndpointId, netns: &Path, known: Option<NetnsCookie>) -> anyhow::Result<()> {
+        let cookie = match known {
+            Some(cookie) => cookie,
+            None => Netns::open(netns)?.cookie()?,
+        };
         Ok(self.counted(|d| d.bind_netns(cookie.0, Some(id)))?)
     }
 

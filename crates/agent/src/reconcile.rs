@@ -9,6 +9,7 @@ use flowloom_api::v1;
 use flowloom_compiler::{EndpointPlan, NodePlan, Op, VpcId, compile_with, diff, ended_backends};
 use flowloom_datapath::{ApplyReport, DeviceInfo, NodeSettings, Object};
 use flowloom_model::{Attachment, DEFAULT_VPC, Edited, Endpoint, EndpointKey, World};
+use flowloom_netlink::NetnsCookie;
 use ipnet::IpNet;
 
 use crate::core::{Core, Retired};
@@ -263,9 +264,15 @@ impl Core {
         let limits = (self.config.conntrack.vpc_quota, self.config.conntrack.endpoint_quota);
         let of_vpcs = vpcs.iter().map(|v| (*v, None, limits.0));
         let of_endpoints = endpoints.iter().map(|(v, e)| (*v, Some(*e), limits.1));
+        // A number that comes later than the first pass has rested: no connection names it, and none needs to be looked for.
+        let rested = self.applied_generation > 0;
         for (vpc, endpoint, limit) in of_vpcs.chain(of_endpoints) {
             writes::before("quota");
-            match view.set_quota(vpc, endpoint, limit) {
+            let set = match endpoint {
+                Some(endpoint) if rested => view.start_quota(vpc, endpoint, limit),
+                _ => view.set_quota(vpc, endpoint, limit),
+            };
+            match set {
                 Ok(wrote) => writes::made(usize::from(wrote)),
                 Err(e) => self.note_error(format!("quota of vpc {vpc}: {e}")),
             }
@@ -400,26 +407,36 @@ impl Core {
             self.store.write_endpoint(&record.file(), &record).map_err(|e| e.to_string())?;
             self.records.insert(key.clone(), record);
         }
-        self.wiring.wire(&spec).map_err(|e| e.to_string())?;
-        self.attach(plan, spec)
+        let netns = self.wiring.wire(&spec).map_err(|e| e.to_string())?;
+        self.attach(plan, spec, netns)
     }
 
     /// Programs on the device; from here on nothing passes before the endpoint's record is written.
-    fn attach(&mut self, plan: &EndpointPlan, spec: WireSpec) -> Result<(), String> {
+    fn attach(
+        &mut self,
+        plan: &EndpointPlan,
+        spec: WireSpec,
+        netns: Option<NetnsCookie>,
+    ) -> Result<(), String> {
         let device = self.plane.attach_endpoint(plan.id, spec.wire.device()).map_err(|e| e.to_string())?;
         self.unsettled.remove(&plan.key);
-        self.guarded(plan, spec, device)
+        self.guarded(plan, spec, device, netns)
     }
 
     /// The same for a request that waits: the links follow when the core has nothing else to do.
-    pub(crate) fn guard(&mut self, plan: &EndpointPlan, spec: WireSpec) -> Result<(), String> {
+    pub(crate) fn guard(
+        &mut self,
+        plan: &EndpointPlan,
+        spec: WireSpec,
+        netns: Option<NetnsCookie>,
+    ) -> Result<(), String> {
         let (device, unsettled) =
             self.plane.guard_endpoint(plan.id, spec.wire.device()).map_err(|e| e.to_string())?;
         if unsettled {
             self.unsettled.insert(plan.key.clone());
             self.settle_at = Some(Instant::now() + SETTLE_AFTER);
         }
-        self.guarded(plan, spec, device)
+        self.guarded(plan, spec, device, netns)
     }
 
     /// Somebody who puts programs on every new link came first on one that has no links of ours yet: it gets them at once.
@@ -437,7 +454,13 @@ impl Core {
         }
     }
 
-    fn guarded(&mut self, plan: &EndpointPlan, spec: WireSpec, device: DeviceInfo) -> Result<(), String> {
+    fn guarded(
+        &mut self,
+        plan: &EndpointPlan,
+        spec: WireSpec,
+        device: DeviceInfo,
+        known: Option<NetnsCookie>,
+    ) -> Result<(), String> {
         let raised = self.wiring.raise(device.ifindex);
         if self.plan.endpoints.contains_key(&plan.key) && self.attached.get(&plan.key) != Some(&device) {
             // The record in force names another device, and the routes went with it.
@@ -446,7 +469,7 @@ impl Core {
         }
         // Without it the workload's packets to services are translated one by one.
         if let Some((netns, _)) = spec.wire.inside()
-            && let Err(e) = self.plane.bind_netns(plan.id, netns)
+            && let Err(e) = self.plane.bind_netns(plan.id, netns, known)
         {
             tracing::warn!(endpoint = %plan.key, error = %e, "services of its sockets are off");
         }

@@ -1,4 +1,5 @@
-//! The state directory: one file per endpoint, the numbers, one lock. Files are replaced whole and survive a power cut.
+//! The state directory: one file per endpoint, the numbers, one lock. Files are replaced whole and survive a power cut, or are
+//! gone with what they describe.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -149,6 +150,20 @@ impl Store {
     /// # Errors
     /// When anything of that fails; the file before it is then in place.
     pub(crate) fn write_next(&self, series: &str, value: &impl Serialize) -> Result<(), StoreError> {
+        let next = self.place_next(series, value)?;
+        let path = next.path.clone();
+        next.sync().inspect_err(|_| {
+            // Perhaps not whole: the reader would pass over it, and the next write takes its place.
+            let _ = fs::remove_file(&path);
+        })
+    }
+
+    /// As [`Self::write_next`], but on return the file outlives this process only; the file before it stays until
+    /// [`Unsynced::sync`].
+    ///
+    /// # Errors
+    /// When it cannot be made; the file before it is then in place.
+    pub(crate) fn place_next(&self, series: &str, value: &impl Serialize) -> Result<Unsynced, StoreError> {
         let old = self.series(series)?;
         let next = old.last().map_or(1, |(n, _)| n + 1);
         let path = self.root.join(format!("{series}-{next}.json"));
@@ -161,19 +176,13 @@ impl Store {
             .mode(0o600)
             .open(&path)
             .map_err(io_error("make", &path))?;
-        let written = file.write_all(&bytes).and_then(|()| file.sync_data());
-        let written = written.and_then(|()| File::open(&self.root)?.sync_all());
-        if let Err(e) = written {
+        if let Err(e) = file.write_all(&bytes) {
             // Not whole: the reader would pass over it, and the next write takes its place.
             let _ = fs::remove_file(&path);
             return Err(io_error("write", &path)(e));
         }
         writes::made(1);
-        for (_, path) in old {
-            writes::before("old state file");
-            fs::remove_file(&path).map_err(io_error("remove", &path))?;
-        }
-        Ok(())
+        Ok(Unsynced { file, path, replaced: old.into_iter().map(|(_, path)| path).collect() })
     }
 
     /// Files of a series by number.
@@ -205,6 +214,11 @@ impl Store {
             match read(&path) {
                 Ok(Some(value)) => good.push(value),
                 Ok(None) => {}
+                // A power cut before it was on the disk: nobody was told of the attachment, and its device is gone, too.
+                Err(_) if fs::metadata(&path).is_ok_and(|m| m.len() == 0) => {
+                    tracing::info!(path = %path.display(), "an empty record is removed");
+                    fs::remove_file(&path).map_err(io_error("remove", &path))?;
+                }
                 Err(e) => bad.push(e),
             }
         }
@@ -217,6 +231,19 @@ impl Store {
     /// As [`Self::write`].
     pub(crate) fn write_endpoint(&self, name: &str, value: &impl Serialize) -> Result<(), StoreError> {
         replace(&self.root.join(ENDPOINTS).join(format!("{name}.json")), value)
+    }
+
+    /// As [`Self::write_endpoint`], but on return the record outlives this process only, until [`Unsynced::sync`]. Enough
+    /// for what a power cut takes anyway: a device in a namespace of this boot.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub(crate) fn place_endpoint(&self, name: &str, value: &impl Serialize) -> Result<Unsynced, StoreError> {
+        let path = self.root.join(ENDPOINTS).join(format!("{name}.json"));
+        let (file, temporary) = temporary(&path, value)?;
+        rename(&temporary, &path)?;
+        writes::made(1);
+        Ok(Unsynced { file, path, replaced: Vec::new() })
     }
 
     /// Removes one endpoint's record; one that is gone is a success.
@@ -336,8 +363,47 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StoreError> {
         .map_err(|source| StoreError::Damaged { path: path.to_owned(), source })
 }
 
+/// A file in its place that is not known to be on the disk.
+#[derive(Debug)]
+#[must_use = "a power cut takes what is not synced"]
+pub(crate) struct Unsynced {
+    file: File,
+    path: PathBuf,
+    replaced: Vec<PathBuf>,
+}
+
+impl Unsynced {
+    /// On return it is on the disk, and what it takes the place of is removed. No place for tests to end the process: nobody
+    /// may wait for this.
+    ///
+    /// # Errors
+    /// When anything of that fails; what it takes the place of is then there.
+    pub(crate) fn sync(self) -> Result<(), StoreError> {
+        self.file.sync_data().map_err(io_error("sync", &self.path))?;
+        sync_directory_of(&self.path)?;
+        for path in &self.replaced {
+            match fs::remove_file(path) {
+                // The next of the series was faster.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                other => other.map_err(io_error("remove", path))?,
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Temporary file, sync, rename, sync of the directory.
 fn replace(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
+    let (file, temporary) = temporary(path, value)?;
+    file.sync_data().map_err(io_error("sync", &temporary))?;
+    rename(&temporary, path)?;
+    sync_directory_of(path)?;
+    writes::made(1);
+    Ok(())
+}
+
+/// What is to be at `path`, beside it.
+fn temporary(path: &Path, value: &impl Serialize) -> Result<(File, PathBuf), StoreError> {
     let bytes =
         serde_json::to_vec(value).map_err(|source| StoreError::Damaged { path: path.to_owned(), source })?;
     let temporary = path.with_extension("tmp");
@@ -350,14 +416,17 @@ fn replace(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
         .open(&temporary)
         .map_err(io_error("make", &temporary))?;
     file.write_all(&bytes).map_err(io_error("write", &temporary))?;
-    file.sync_data().map_err(io_error("sync", &temporary))?;
+    Ok((file, temporary))
+}
+
+fn rename(temporary: &Path, path: &Path) -> Result<(), StoreError> {
     writes::before("state file rename");
-    fs::rename(&temporary, path).map_err(io_error("rename", &temporary))?;
-    if let Some(dir) = path.parent() {
-        File::open(dir).and_then(|d| d.sync_all()).map_err(io_error("sync", dir))?;
-    }
-    writes::made(1);
-    Ok(())
+    fs::rename(temporary, path).map_err(io_error("rename", temporary))
+}
+
+fn sync_directory_of(path: &Path) -> Result<(), StoreError> {
+    let Some(dir) = path.parent() else { return Ok(()) };
+    File::open(dir).and_then(|d| d.sync_all()).map_err(io_error("sync", dir))
 }
 
 #[cfg(test)]
@@ -415,6 +484,41 @@ mod tests {
         assert_eq!(only, vec![14]);
         fs::write(dir.path().join("numbers-14.json"), "").unwrap();
         assert!(matches!(store.read_series::<u32>("numbers"), Err(StoreError::Damaged { .. })));
+    }
+
+    #[test]
+    fn files_that_are_placed_are_read_before_and_after_they_are_synced() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let record = store.place_endpoint("red_web", &"a").unwrap();
+        assert_eq!(store.endpoints::<String>().unwrap().0, vec!["a".to_owned()]);
+        record.sync().unwrap();
+        assert_eq!(store.endpoints::<String>().unwrap().0, vec!["a".to_owned()]);
+
+        store.write_next("numbers", &1u32).unwrap();
+        let (second, third) =
+            (store.place_next("numbers", &2u32).unwrap(), store.place_next("numbers", &3u32).unwrap());
+        assert_eq!(store.read_series::<u32>("numbers").unwrap(), Some(3));
+        // A power cut leaves an empty file where one was not synced; the one that was is still there.
+        for n in [2, 3] {
+            fs::write(dir.path().join(format!("numbers-{n}.json")), "").unwrap();
+        }
+        assert_eq!(store.read_series::<u32>("numbers").unwrap(), Some(1));
+        third.sync().unwrap();
+        second.sync().unwrap();
+        let left: Vec<u64> = store.series("numbers").unwrap().into_iter().map(|(n, _)| n).collect();
+        assert_eq!(left, vec![3]);
+    }
+
+    #[test]
+    fn a_record_that_a_power_cut_emptied_is_no_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        store.write_endpoint("red_a", &"a").unwrap();
+        let empty = dir.path().join("endpoints/red_b.json");
+        fs::write(&empty, "").unwrap();
+        let (good, bad) = store.endpoints::<String>().unwrap();
+        assert_eq!((good.len(), bad.len(), empty.exists()), (1, 0, false));
     }
 
     #[test]

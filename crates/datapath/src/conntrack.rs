@@ -332,6 +332,16 @@ impl Conntrack<'_> {
         Ok(true)
     }
 
+    /// As [`Self::set_quota`] for an endpoint whose number no connection names. Returns whether anything was written.
+    pub(crate) fn start_quota(&self, vpc: VpcId, endpoint: EndpointId, limit: u32) -> Result<bool> {
+        let value = abi::QuotaValue { used: 0, limit };
+        let key = quota_key(vpc, Some(endpoint));
+        if self.maps.quotas.insert_new(&key, &value).in_map("writing", name::QUOTAS)? {
+            return Ok(true);
+        }
+        self.set_quota(vpc, Some(endpoint), limit)
+    }
+
     pub(crate) fn remove_quota(&self, vpc: VpcId, endpoint: Option<EndpointId>) -> Result<bool> {
         self.maps.quotas.remove(&quota_key(vpc, endpoint)).in_map("removing from", name::QUOTAS)
     }

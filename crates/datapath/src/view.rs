@@ -181,6 +181,15 @@ impl View {
         self.shared.conntrack().set_quota(vpc, endpoint, limit)
     }
 
+    /// As [`Self::set_quota`] for an endpoint whose number no connection names yet: none is looked for, which takes as long as the
+    /// table is large.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_quota(&self, vpc: VpcId, endpoint: EndpointId, limit: u32) -> Result<bool> {
+        self.shared.conntrack().start_quota(vpc, endpoint, limit)
+    }
+
     /// Stops counting. Returns whether there was a quota.
     ///
     /// # Errors

@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_packet_route::RouteNetlinkMessage;
 
-use crate::error::Result;
-use crate::netns::Netns;
+use crate::error::{Error, Result};
+use crate::netns::{self, Netns, NetnsCookie};
 use crate::socket::{Answer, Request, Socket};
 use crate::sysctl::{self, Setting};
 
@@ -52,6 +52,15 @@ impl Handle {
             None => sysctl::ensure(settings),
             Some(ns) => ns.run_in(|| sysctl::ensure(settings))?,
         }
+    }
+
+    /// The cookie of the namespace that this reads and changes.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn netns_cookie(&self) -> Result<NetnsCookie> {
+        netns::cookie_of(self.as_fd())
+            .map_err(|source| Error::Socket { what: "read the namespace's cookie of", source })
     }
 
     /// The socket's number, unique in its namespace.

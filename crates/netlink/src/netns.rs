@@ -167,7 +167,7 @@ impl Netns {
     pub fn cookie(&self) -> Result<NetnsCookie> {
         self.run_in(|| {
             let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))?;
-            netns_cookie(socket.as_fd())
+            cookie_of(socket.as_fd())
         })?
         .map_err(failure("read the cookie of", &self.path))
     }
@@ -227,7 +227,8 @@ fn is_net(file: &File) -> bool {
     kind == libc::CLONE_NEWNET
 }
 
-fn netns_cookie(socket: BorrowedFd<'_>) -> io::Result<NetnsCookie> {
+/// Of the namespace that a socket belongs to.
+pub(crate) fn cookie_of(socket: BorrowedFd<'_>) -> io::Result<NetnsCookie> {
     const SO_NETNS_COOKIE: libc::c_int = 71;
     let mut cookie = 0u64;
     let mut length = size_of::<u64>() as libc::socklen_t;

@@ -10,6 +10,7 @@ use flowloom_datapath::{
     ApplyReport, Delivery, DeviceInfo, Devices, Error, NodeSettings, Result, View, adopt, apply,
 };
 use flowloom_model::Mac;
+use flowloom_netlink::NetnsCookie;
 
 use crate::detach::Remover;
 use crate::plane::Plane;
@@ -38,7 +39,7 @@ pub(crate) fn index(device: &str) -> u32 {
 }
 
 impl Wiring for FakeNet {
-    fn wire(&mut self, spec: &WireSpec) -> std::result::Result<(), WiringError> {
+    fn wire(&mut self, spec: &WireSpec) -> std::result::Result<Option<NetnsCookie>, WiringError> {
         let mut net = self.0.lock().unwrap();
         if net.refuse.contains(&spec.name) {
             return Err(WiringError::Mismatch(format!("{} is refused", spec.name)));
@@ -47,7 +48,7 @@ impl Wiring for FakeNet {
             net.devices.insert(spec.wire.device().to_owned(), spec.clone());
             net.changes += 1;
         }
-        Ok(())
+        Ok(None)
     }
 
     fn raise(&mut self, ifindex: u32) -> std::result::Result<(), WiringError> {
@@ -148,7 +149,12 @@ pub(crate) struct Maps {
 pub(crate) struct FakePlane(pub(crate) Arc<Mutex<Maps>>);
 
 impl Plane for FakePlane {
-    fn bind_netns(&mut self, _id: EndpointId, _netns: &Path) -> anyhow::Result<()> {
+    fn bind_netns(
+        &mut self,
+        _id: EndpointId,
+        _netns: &Path,
+        _known: Option<NetnsCookie>,
+    ) -> anyhow::Result<()> {
         Ok(())
     }
 

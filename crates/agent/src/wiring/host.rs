@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use flowloom_netlink::nft::{Masquerade, Nft};
 use flowloom_netlink::sysctl::{self, Key, Scope, Setting};
 use flowloom_netlink::{
-    ALIAS_PREFIX, Address, Handle, IfIndex, LinkName, Mac, Neighbour, Route, RouteKind, VxlanSpec,
+    ALIAS_PREFIX, Address, Handle, IfIndex, LinkName, Mac, Neighbour, NetnsCookie, Route, RouteKind,
+    VxlanSpec,
 };
 use ipnet::IpNet;
 
@@ -167,7 +168,7 @@ impl Host {
 }
 
 impl Wiring for Host {
-    fn wire(&mut self, spec: &WireSpec) -> Result<(), WiringError> {
+    fn wire(&mut self, spec: &WireSpec) -> Result<Option<NetnsCookie>, WiringError> {
         workload::wire(&mut self.netlink, spec)
     }
 

@@ -11,6 +11,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use flowloom_model::Mac;
+use flowloom_netlink::NetnsCookie;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -172,11 +173,11 @@ pub(crate) struct MasqueradeSpec {
 /// The node's network behind a trait: [`Host`] is the real one, tests have one in memory.
 pub(crate) trait Wiring: Send {
     /// Makes an endpoint's device, or completes what is there. Writes nothing when everything is as wanted.
-    /// When it fails, what this call made is gone again.
+    /// When it fails, what this call made is gone again. Returns the cookie of the workload's namespace where that was entered.
     ///
     /// # Errors
     /// What the kernel refuses.
-    fn wire(&mut self, spec: &WireSpec) -> Result<(), WiringError>;
+    fn wire(&mut self, spec: &WireSpec) -> Result<Option<NetnsCookie>, WiringError>;
 
     /// Switches a device on, once it is guarded: what [`Self::wire`] makes is down.
     ///

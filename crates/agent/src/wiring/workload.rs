@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use flowloom_netlink::{
-    Address, Batch, Error, Handle, IfIndex, Link, LinkChange, LinkName, Mac, Netns, Route, VethEnd, VethSpec,
+    Address, Batch, Error, Handle, IfIndex, Link, LinkChange, LinkName, Mac, Netns, NetnsCookie, Route,
+    VethEnd, VethSpec,
 };
 use ipnet::IpNet;
 
@@ -15,13 +16,13 @@ use crate::writes;
 pub(super) const ALIAS: &str = "flowloom:endpoint:";
 
 /// Makes or completes; see [`super::Wiring::wire`].
-pub(super) fn wire(host: &mut Handle, spec: &WireSpec) -> Result<(), WiringError> {
+pub(super) fn wire(host: &mut Handle, spec: &WireSpec) -> Result<Option<NetnsCookie>, WiringError> {
     let (path, interface, managed) = match &spec.wire {
         Wire::Device { device } => {
             let link = host.expect_link(&LinkName::new(device.clone())?)?;
             writes::before("host device");
             writes::made(usize::from(host.ensure_link(link.index, &host_side(None))?));
-            return Ok(());
+            return Ok(None);
         }
         Wire::Managed { netns, interface, .. } => (netns, interface, true),
         Wire::Netns { netns, interface, .. } => (netns, interface, false),
@@ -59,7 +60,7 @@ fn wire_veth(
     spec: &WireSpec,
     netns: &Netns,
     interface: &LinkName,
-) -> Result<(), WiringError> {
+) -> Result<Option<NetnsCookie>, WiringError> {
     let device = LinkName::new(spec.wire.device().to_owned())?;
     let alias = format!("{ALIAS}{}", spec.name);
     match host.link(&device)? {
@@ -68,12 +69,14 @@ fn wire_veth(
                 "link {device} exists and is not flowloom's; remove it"
             )));
         }
-        // A pair whose other end is in a namespace that this endpoint no longer has, or is half made.
-        Some(link) if !complete(host, &link, netns, interface, spec)? => {
-            writes::before("stale device");
-            writes::made(usize::from(host.delete_link(link.index)?));
-        }
-        Some(_) => return Ok(()),
+        Some(link) => match complete(host, &link, netns, interface, spec)? {
+            Some(cookie) => return Ok(Some(cookie)),
+            // A pair whose other end is in a namespace that this endpoint no longer has, or is half made.
+            None => {
+                writes::before("stale device");
+                writes::made(usize::from(host.delete_link(link.index)?));
+            }
+        },
         None => {}
     }
     writes::before("device");
@@ -94,21 +97,21 @@ fn wire_veth(
         // This call's own.
         let _ = host.delete_link(pair.near);
     }
-    filled
+    filled.map(Some)
 }
 
-/// Whether an existing pair is what the spec wants, after writing what can be completed in place.
+/// The namespace of an existing pair that is what the spec wants, after writing what can be completed in place.
 fn complete(
     host: &mut Handle,
     link: &Link,
     netns: &Netns,
     interface: &LinkName,
     spec: &WireSpec,
-) -> Result<bool, WiringError> {
+) -> Result<Option<NetnsCookie>, WiringError> {
     let mut inside = Handle::in_netns(netns)?;
-    let Some(far) = inside.link(interface)? else { return Ok(false) };
+    let Some(far) = inside.link(interface)? else { return Ok(None) };
     if link.peer != Some(far.index) || !link.peer_elsewhere {
-        return Ok(false);
+        return Ok(None);
     }
     let near =
         LinkChange { mtu: Some(spec.mtu), alias: Some(format!("{ALIAS}{}", spec.name)), ..host_side(None) };
@@ -131,11 +134,11 @@ fn complete(
     for route in routes(far.index, spec) {
         writes::made(usize::from(inside.ensure_route(&route)?));
     }
-    Ok(true)
+    Ok(Some(inside.netns_cookie()?))
 }
 
 /// A fresh interface: everything in one message.
-fn fill(netns: &Netns, far: IfIndex, spec: &WireSpec) -> Result<(), WiringError> {
+fn fill(netns: &Netns, far: IfIndex, spec: &WireSpec) -> Result<NetnsCookie, WiringError> {
     let mut inside = Handle::in_netns(netns)?;
     let mut batch = Batch::new().link(IfIndex::LOOPBACK, &LinkChange::up()).link(far, &LinkChange::up());
     for address in addresses(far, spec) {
@@ -146,7 +149,7 @@ fn fill(netns: &Netns, far: IfIndex, spec: &WireSpec) -> Result<(), WiringError>
     }
     writes::before("inside the namespace");
     writes::made(inside.apply(batch)?);
-    Ok(())
+    Ok(inside.netns_cookie()?)
 }
 
 fn host_side(mtu: Option<u32>) -> LinkChange {
