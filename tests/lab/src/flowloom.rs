@@ -20,19 +20,26 @@ const PATIENCE: Duration = Duration::from_secs(90);
 const WORKLOADS: [&str; 2] = ["DaemonSet", "Deployment"];
 
 pub(crate) fn install(lab: &Lab) -> Result<()> {
-    for program in [AGENT, "flowloom-cni"] {
-        let path = lab.options.bin_dir.join(program);
-        ensure!(path.exists(), "{} is not built: use `cargo xtask lab up`", path.display());
-    }
     // Agents do without one unless they take Pods from its slices.
     if lab.options.bin_dir.join(CONTROLLER).exists() {
         start_controller(lab)?;
     }
+    start_agents(lab)
+}
+
+fn built(lab: &Lab, program: &str) -> Result<()> {
+    let path = lab.options.bin_dir.join(program);
+    ensure!(path.exists(), "{} is not built: use `cargo xtask lab up`", path.display());
+    Ok(())
+}
+
+pub(crate) fn start_agents(lab: &Lab) -> Result<()> {
+    [AGENT, "flowloom-cni"].iter().try_for_each(|program| built(lab, program))?;
     for node in lab.nodes()? {
         let kubeconfig = node.dir().join("agent.kubeconfig");
         lab.service_account_kubeconfig(NAMESPACE, AGENT, &kubeconfig)?;
         // What the manifests' ConfigMap says, and where this node differs from a real one.
-        let config = json!({
+        let mut config = json!({
             "cgroup_root": node.cgroup_inside().context("no cgroup v2 hierarchy")?,
             "routes": lab.options.routes,
             "masquerade": {"enabled": true},
@@ -40,6 +47,10 @@ pub(crate) fn install(lab: &Lab) -> Result<()> {
             // The agent installs the plugin and, once it can serve, the configuration.
             "cni": {"conf_dir": "/etc/cni/net.d", "bin_dir": "/opt/cni/bin", "port_mappings": true},
         });
+        if lab.options.objects_only {
+            // The manifests say so, too; other labs have all Pods watched by every agent, which is the other way.
+            config["kubernetes"]["peers"] = json!("slices");
+        }
         write_private(&node.dir().join("agent.yaml"), &serde_json::to_string_pretty(&config)?)?;
         node.start_agent()?;
     }
@@ -68,7 +79,8 @@ pub(crate) fn last_words(lab: &Lab) -> String {
     text
 }
 
-fn start_controller(lab: &Lab) -> Result<()> {
+pub(crate) fn start_controller(lab: &Lab) -> Result<()> {
+    built(lab, CONTROLLER)?;
     let cp = lab.control_plane()?;
     let kubeconfig = cp.dir.join("controller.kubeconfig");
     lab.service_account_kubeconfig(NAMESPACE, CONTROLLER, &kubeconfig)?;

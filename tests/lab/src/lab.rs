@@ -19,7 +19,9 @@ use crate::options::{Cni, Families, Options, Proxy};
 use crate::pki::{Authority, Credential, write_kubeconfig};
 use crate::supervisor::{self, State};
 use crate::wait::Hopeless;
-use crate::{addresses, cgroups, flowloom, images, network, paths, programs, reference, services, wait};
+use crate::{
+    addresses, audit, cgroups, flowloom, images, network, paths, programs, reference, services, wait,
+};
 
 const FILE: &str = "lab.json";
 const CONTROL_PLANE: &str = "cp";
@@ -270,6 +272,31 @@ impl Lab {
         flowloom::apply_manifests(self, dir)
     }
 
+    /// Starts flowloom's controller. [`Self::up`] does, unless it is for objects only.
+    ///
+    /// # Errors
+    /// When its account or its program is missing.
+    pub fn start_controller(&self) -> Result<()> {
+        flowloom::start_controller(self)
+    }
+
+    /// Starts an agent on every node and waits until each has installed the network's configuration. [`Self::up`] does, unless it is for objects only.
+    ///
+    /// # Errors
+    /// When one ends, or does not become ready.
+    pub fn start_agents(&self) -> Result<()> {
+        flowloom::start_agents(self)
+    }
+
+    /// What flowloom's service accounts have asked an API server whose lab is for objects only. A watch is one request.
+    ///
+    /// # Errors
+    /// When there is no record, or somebody was refused something: rights are missing then, not requests.
+    pub fn requests(&self) -> Result<audit::Requests> {
+        let record = services::audit_log(&self.control_plane()?);
+        audit::count(&fs::read_to_string(&record).with_context(|| format!("reading {}", record.display()))?)
+    }
+
     /// Starts the cluster's DNS and waits until it answers for itself.
     ///
     /// # Errors
@@ -345,6 +372,10 @@ impl Lab {
             };
             member::launch(&self.program(), &member)?;
         }
+        if self.options.objects_only {
+            self.start_control_plane()?;
+            return self.manifests().map_or(Ok(()), |dir| self.apply_manifests(&dir));
+        }
         // Runtimes unpack images while the API server starts.
         thread::scope(|scope| -> Result<()> {
             let runtimes: Vec<_> = self
@@ -410,11 +441,14 @@ impl Lab {
         let start = |service| supervisor::begin(&cp.socket(), service);
         start(services.name_server(&cp))?;
         start(services.etcd(&cp))?;
-        start(services.api_server(&cp))?;
+        start(services.api_server(&cp)?)?;
         wait::until(PATIENCE, "the API server", || {
             self.alive(&cp, &["etcd", "kube-apiserver"])?;
             self.kubectl(&["get", "--raw", "/readyz"])
         })?;
+        if self.options.objects_only {
+            return Ok(());
+        }
         start(services.controller_manager(&cp))?;
         start(services.scheduler(&cp))
     }

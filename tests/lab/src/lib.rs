@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
+mod audit;
 mod cgroups;
 pub mod conformance;
 mod files;
@@ -32,6 +33,7 @@ pub mod wait;
 pub use addresses::{
     API_SERVICE, DNS_SERVICE, POD_CIDRS, SERVICE_CIDRS, WORLD, control_plane, node, outside,
 };
+pub use audit::Requests;
 pub use images::{BUSYBOX, PAUSE, build as build_images};
 pub use junit::Outcome;
 pub use lab::{Lab, names};

@@ -65,6 +65,10 @@ pub struct Options {
     /// Directory of manifests to apply: namespaces, RBAC, CRDs and the rest, but no workloads. With flowloom, the
     /// repository's `deploy/` unless another is named.
     pub manifests: Option<PathBuf>,
+    /// Nobody acts on objects: no scheduler, controllers, runtimes, kubelets, CNI. The API server notes who of flowloom asked what
+    /// ([`crate::Lab::requests`]); its programs are started by [`crate::Lab::start_controller`] and [`crate::Lab::start_agents`].
+    #[serde(default)]
+    pub objects_only: bool,
     /// Load the images that upstream's suites run, and start the cluster's DNS.
     pub suites: bool,
     /// Where flowloom's own programs are, and this crate's.
@@ -85,6 +89,7 @@ impl Options {
             families: Families::Dual,
             routes: Routes::Vxlan,
             manifests: None,
+            objects_only: false,
             suites: false,
             bin_dir: crate::paths::own_bin_dir(),
             owner: None,

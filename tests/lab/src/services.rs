@@ -1,12 +1,13 @@
 //! Command lines and configurations of Kubernetes' programs. Why a flag is there stands beside it.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::addresses::{self, DNS_SERVICE, POD_CIDRS, SERVICE_CIDRS, list};
+use crate::audit;
 use crate::files::write_whole;
 use crate::images::PAUSE;
 use crate::member::Member;
@@ -59,8 +60,8 @@ impl Context<'_> {
         )
     }
 
-    pub(crate) fn api_server(&self, member: &Member) -> Service {
-        service(
+    pub(crate) fn api_server(&self, member: &Member) -> Result<Service> {
+        let mut service = service(
             member,
             "kube-apiserver",
             &program("kube-apiserver"),
@@ -84,7 +85,16 @@ impl Context<'_> {
                 ("enable-admission-plugins", "NodeRestriction"),
                 ("allow-privileged", "true"),
             ],
-        )
+        );
+        if self.options.objects_only {
+            let policy = member.dir.join("audit.json");
+            write_whole(&policy, &audit::policy().to_string())?;
+            service.argv.extend([
+                format!("--audit-policy-file={}", policy.display()),
+                format!("--audit-log-path={}", audit_log(member).display()),
+            ]);
+        }
+        Ok(service)
     }
 
     pub(crate) fn controller_manager(&self, member: &Member) -> Service {
@@ -228,6 +238,11 @@ impl Context<'_> {
             ..service(member, "flowloom-controller", "", &[])
         }
     }
+}
+
+/// What flowloom's programs asked an API server whose lab is for objects only.
+pub(crate) fn audit_log(member: &Member) -> PathBuf {
+    member.dir.join("audit.log")
 }
 
 /// What kube-proxy is told: nftables mode, and what a namespace's own needs.

@@ -1,20 +1,21 @@
 //! `bench pods`: from a Pod's creation to its first packet under a NetworkPolicy, and the runtime's share for the network, in two real
-//! clusters side by side: flowloom alone, and the reference plugins with kube-proxy in nftables mode.
+//! clusters side by side: flowloom alone, and the reference plugins with kube-proxy in nftables mode; and what a large cluster's objects cost.
+
+mod api;
+mod objects;
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use flowloom_lab::{BUSYBOX, Lab, Options, node, wait};
 use flowloom_netlink::Netns;
-use flowloom_testkit::{Cmd, Process};
 use serde_json::{Value, json};
 
+use self::api::{Api, PATIENCE, exchange};
 use crate::measure::{Goal, against};
 use crate::node::Effort;
 use crate::report::Measure;
@@ -28,14 +29,12 @@ const METRICS: &str = "127.0.0.1:1338";
 /// Pods at once, below a node's 110.
 const MANY: usize = 50;
 const NAMESPACE: &str = "bench";
-const PATIENCE: Duration = Duration::from_secs(120);
 const PODS: &str = "/api/v1/namespaces/bench/pods";
 
 /// A cluster under measurement.
 struct Cluster {
     // Fields are dropped in this order: the proxy before its cluster.
-    _proxy: Process,
-    socket: PathBuf,
+    api: Api,
     arrivals: Receiver<(String, Instant)>,
     netns: Netns,
     _lab: Lab,
@@ -56,14 +55,32 @@ struct Samples {
     network: Vec<f64>,
 }
 
-/// Measures.
+/// One part of the benchmark.
+type Part = fn(Effort) -> Result<Vec<Measure>>;
+
+const PARTS: [(&str, Part); 2] = [("start", start), ("objects", |_| objects::objects())];
+
+/// Everything, or the parts that are named.
 ///
 /// # Errors
-/// When programs of the lab are missing (`scripts/setup.sh --k8s`), or a Pod never speaks.
-pub fn bench(effort: Effort, parts: &[String]) -> Result<Vec<Measure>> {
-    if let Some(part) = parts.first() {
-        bail!("no part {part:?}: bench pods has none");
+/// When there is no such part, programs of the lab are missing (`scripts/setup.sh --k8s`), or a Pod never speaks.
+pub fn bench(effort: Effort, only: &[String]) -> Result<Vec<Measure>> {
+    if let Some(unknown) = only.iter().find(|o| !PARTS.iter().any(|(name, _)| name == o)) {
+        bail!("no part {unknown:?}; there are: {}", PARTS.map(|(name, _)| name).join(", "));
     }
+    let mut measures = Vec::new();
+    for (name, part) in
+        PARTS.into_iter().filter(|(name, _)| only.is_empty() || only.iter().any(|o| o == name))
+    {
+        let begin = Instant::now();
+        measures.extend(part(effort).with_context(|| name.to_owned())?);
+        eprintln!("{name}: {:.0} s", begin.elapsed().as_secs_f32());
+    }
+    Ok(measures)
+}
+
+/// Pods start in two clusters in turn.
+fn start(effort: Effort) -> Result<Vec<Measure>> {
     let own = |suffix: &str, options: Options| Options {
         name: format!("{suffix}{}", std::process::id() % 1_000_000),
         nodes: 1,
@@ -121,12 +138,8 @@ impl Cluster {
         wait::until(PATIENCE, "the namespace's account", || {
             lab.kubectl(&["-n", NAMESPACE, "get", "serviceaccount", "default"])
         })?;
-        let socket = lab.state().join("api.sock");
-        let mut argv = lab.kubectl_argv();
-        argv.extend(["proxy".to_owned(), format!("--unix-socket={}", socket.display())]);
-        let proxy = Cmd::new(&argv).spawn()?;
-        wait::until(PATIENCE, "the way to the API server", || Ok(UnixStream::connect(&socket)?))?;
-        Ok(Self { _proxy: proxy, socket, arrivals, netns, _lab: lab, made: 0 })
+        let api = Api::open(&lab)?;
+        Ok(Self { api, arrivals, netns, _lab: lab, made: 0 })
     }
 
     /// Starts so many Pods at once, waits until the last has spoken, and removes them.
@@ -137,8 +150,7 @@ impl Cluster {
         let mut waiting: HashMap<&str, Instant> = HashMap::new();
         for name in &names {
             waiting.insert(name, Instant::now());
-            let (status, answer) = self.ask("POST", PODS, &pod(name).to_string())?;
-            ensure!(status == 201, "creating {name}: {status} {answer}");
+            self.api.create(PODS, &pod(name))?;
         }
         let begun = waiting.values().min().copied().context("no Pods")?;
         let mut last = begun;
@@ -161,10 +173,10 @@ impl Cluster {
         samples.network.push((after.seconds - before.seconds) * 1e3 / calls);
         for name in &names {
             let now = json!({"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0});
-            self.ask("DELETE", &format!("{PODS}/{name}"), &now.to_string())?;
+            self.api.ask("DELETE", &format!("{PODS}/{name}"), &now.to_string())?;
         }
         wait::until(PATIENCE, "the Pods' end", || {
-            let (_, answer) = self.ask("GET", PODS, "")?;
+            let (_, answer) = self.api.ask("GET", PODS, "")?;
             let list: Value = serde_json::from_str(&answer)?;
             let left = list["items"].as_array().map_or(usize::MAX, Vec::len);
             let sandboxes = self.sandboxes()?;
@@ -177,12 +189,6 @@ impl Cluster {
     fn sandboxes(&self) -> Result<usize> {
         let out = self._lab.node(1)?.exec_ok(&["ctr", "-n", "k8s.io", "tasks", "list", "-q"])?;
         Ok(out.stdout.lines().count())
-    }
-
-    fn ask(&self, method: &str, path: &str, body: &str) -> Result<(u16, String)> {
-        let mut stream = UnixStream::connect(&self.socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        exchange(&mut stream, method, path, body)
     }
 
     fn spent(&self) -> Result<Spent> {
@@ -208,21 +214,6 @@ fn spent(metrics: &str) -> Spent {
         row.and_then(|l| l.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
     };
     Spent { calls: value("_count"), seconds: value("_sum") }
-}
-
-/// One request on a connection of its own.
-fn exchange(stream: &mut (impl Read + Write), method: &str, path: &str, body: &str) -> Result<(u16, String)> {
-    let length = body.len();
-    write!(
-        stream,
-        "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
-    )?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    let (head, body) =
-        text.split_once("\r\n\r\n").with_context(|| format!("no answer to {method} {path}"))?;
-    let status = head.split(' ').nth(1).and_then(|s| s.parse().ok()).with_context(|| head.to_owned())?;
-    Ok((status, body.to_owned()))
 }
 
 /// It speaks as soon as it can, and stays.
@@ -277,30 +268,5 @@ mod tests {
         let Spent { calls, seconds } = spent(&text);
         assert_eq!((calls, seconds), (12.0, 1.5));
         assert_eq!(spent("").calls, 0.0);
-    }
-
-    #[test]
-    fn an_answer_is_taken_apart() {
-        struct Wire(std::io::Cursor<Vec<u8>>, Vec<u8>);
-        impl Read for Wire {
-            fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
-                self.0.read(buf)
-            }
-        }
-        impl Write for Wire {
-            fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
-                self.1.write(buf)
-            }
-            fn flush(&mut self) -> std::io::Result<()> {
-                Ok(())
-            }
-        }
-        let mut wire =
-            Wire(std::io::Cursor::new(b"HTTP/1.0 201 Created\r\nA: b\r\n\r\n{}".to_vec()), Vec::new());
-        assert_eq!(exchange(&mut wire, "POST", "/x", "{}").unwrap(), (201, "{}".to_owned()));
-        assert!(
-            wire.1.starts_with(b"POST /x HTTP/1.0\r\n") && wire.1.ends_with(b"Content-Length: 2\r\n\r\n{}")
-        );
-        assert!(exchange(&mut Wire(std::io::Cursor::new(Vec::new()), Vec::new()), "GET", "/", "").is_err());
     }
 }
