@@ -142,3 +142,6 @@ pub(crate) fn routes(
     }
     routes
 }
+
+#[cfg(test)]
+mod tests;
