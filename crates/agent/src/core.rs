@@ -23,6 +23,7 @@ use crate::events::EventLog;
 use crate::history::History;
 use crate::ipam::Ipam;
 use crate::keeper::Keeper;
+use crate::pins::Holds;
 use crate::plane::Plane;
 use crate::record::Record;
 use crate::replay::Replays;
@@ -209,6 +210,8 @@ pub(crate) struct Core {
     /// Document and attachments together.
     pub(crate) world: World,
     pub(crate) numbers: Numbers,
+    /// Endpoints in quarantine, and those whose policy is frozen.
+    pub(crate) holds: Holds,
     /// What changed in policies.
     pub(crate) history: History,
     /// Version of the numbers on the disk.
@@ -339,6 +342,7 @@ impl Core {
             leaving: BTreeSet::new(),
             ipam: Ipam::default(),
             world: World::default(),
+            holds: Holds::load(&store)?,
             history: History::load(&store, &numbers)?,
             stored_numbers: numbers.version(),
             numbers,

@@ -97,7 +97,7 @@ impl Core {
             protocol,
             port,
         };
-        let answer = compiler::explain(&self.world, &self.wanted, &query).map_err(|e| {
+        let mut answer = compiler::explain(&self.world, &self.wanted, &query).map_err(|e| {
             let code = match &e {
                 ExplainError::UnknownVpc(_) | ExplainError::UnknownEndpoint(_) => ErrorCode::NotFound,
                 ExplainError::VpcWaits(_) | ExplainError::NoAddress(_) => ErrorCode::Conflict,
@@ -105,6 +105,15 @@ impl Core {
             };
             ApiError::new(code, e.to_string())
         })?;
+        // The plan does not say why an endpoint has the policy it has.
+        for judgement in answer.egress.iter_mut().chain(&mut answer.ingress) {
+            let default = judgement.decided_by == DecidedBy::Default;
+            if judgement.local && default && self.holds.quarantined(&judgement.endpoint, judgement.direction)
+            {
+                judgement.decided_by = DecidedBy::Quarantine;
+            }
+        }
+        answer.summarise();
         let egress = answer.egress.as_ref().map(|j| self.judgement(j, &answer.destination, &answer));
         let ingress = answer.ingress.as_ref().map(|j| self.judgement(j, &answer.source, &answer));
         let verdict = verdict(answer.verdict);
@@ -130,6 +139,8 @@ impl Core {
             DecidedBy::NoEntry => (None, "no entry answered: failed closed".to_owned()),
             DecidedBy::Quarantine => (None, "the endpoint is in quarantine: nothing passes".to_owned()),
         };
+        let frozen = j.local && self.holds.frozen(&j.endpoint, j.direction);
+        let why = if frozen { format!("{why}; the policy is frozen") } else { why };
         let facts = peer.facts.as_ref();
         v1::Judgement {
             endpoint: j.endpoint.to_string(),

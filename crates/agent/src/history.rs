@@ -44,6 +44,8 @@ struct Noted {
 pub(crate) struct History {
     /// On whose behalf policies change now.
     pub(crate) source: v1::ChangeSource,
+    /// The endpoint that an operator's word is about.
+    about: Option<EndpointKey>,
     changes: VecDeque<v1::PolicyChange>,
     /// Number of the next one.
     next: u64,
@@ -140,6 +142,52 @@ impl History {
         }
     }
 
+    /// What changes of the endpoint next, an operator wants.
+    pub(crate) fn by_operator(&mut self, key: &EndpointKey, source: v1::ChangeSource) {
+        (self.source, self.about) = (source, Some(key.clone()));
+    }
+
+    /// Who changes an endpoint now.
+    fn source_for(&self, key: &EndpointKey) -> v1::ChangeSource {
+        match &self.source {
+            v1::ChangeSource::Operator { .. } if self.about.as_ref() != Some(key) => v1::ChangeSource::Agent,
+            source => source.clone(),
+        }
+    }
+
+    /// Number of the next change.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.next
+    }
+
+    /// Notes down that something was said of an endpoint, where no change from number `first` on is about it.
+    pub(crate) fn note_action(
+        &mut self,
+        key: &EndpointKey,
+        first: u64,
+        source: v1::ChangeSource,
+        [previous_revision, attempted_revision]: [u32; 2],
+        error: String,
+    ) {
+        let endpoint = key.to_string();
+        let waiting = self.waiting.iter().flat_map(|(_, noted)| noted).map(|noted| &noted.change);
+        if waiting.chain(&self.changes).any(|c| c.number >= first && c.endpoint == endpoint) {
+            return;
+        }
+        let change = v1::PolicyChange {
+            number: self.next,
+            time_ms: now_ms(),
+            endpoint,
+            source,
+            previous_revision,
+            attempted_revision,
+            directions: Vec::new(),
+            error,
+        };
+        self.next += 1;
+        self.waiting.push((SharedMap::default(), vec![Noted { change, policies: Vec::new() }]));
+    }
+
     /// Whether [`Self::write`] has something to do.
     pub(crate) fn waits(&self) -> bool {
         !self.waiting.is_empty()
@@ -224,7 +272,7 @@ impl Core {
                         container_id: new.container_id.clone(),
                         ifname: new.ifname.clone(),
                     },
-                    None => history.source.clone(),
+                    None => history.source_for(key),
                 };
                 (key.clone(), source)
             })

@@ -9,7 +9,7 @@
 //! | `wiring`, `plane` | the outside world behind traits: network and datapath |
 //! | `source` | the document on disk |
 //! | `store`, `writes` | durable state; every write counted |
-//! | `history` | the record of changes of policies |
+//! | `history`, `pins` | the record of changes of policies; quarantine and freeze |
 //! | `events`, `threads` | the event log; what waits beside the core |
 //! | `health` | health over TCP: of the node, of Services' health-check ports |
 //! | `sides` | what people mean by `namespace/pod`, `svc/namespace/name`, `vpc/name` |
@@ -37,6 +37,7 @@ mod history;
 mod ipam;
 mod keeper;
 mod names;
+mod pins;
 mod plane;
 mod reconcile;
 mod record;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flowloom_api::v1;
-use flowloom_compiler::{EndpointPlan, NodePlan, Op, VpcId, compile_with, diff, ended_backends};
+use flowloom_compiler::{EndpointPlan, NodePlan, Op, VpcId, compile_pinned, diff, ended_backends};
 use flowloom_datapath::{ApplyReport, DeviceInfo, NodeSettings, Object};
 use flowloom_model::{Attachment, DEFAULT_VPC, Edited, Endpoint, EndpointKey, World};
 use flowloom_netlink::NetnsCookie;
@@ -70,8 +70,15 @@ impl Core {
 
     /// Compiles the world as it is now.
     pub(crate) fn compile(&mut self) -> NodePlan {
-        let compilation =
-            compile_with(&self.world, &self.config.node, self.options, &mut self.numbers, &mut self.cache);
+        self.end_holds();
+        let compilation = compile_pinned(
+            &self.world,
+            self.holds.compiled(),
+            &self.config.node,
+            self.options,
+            &mut self.numbers,
+            &mut self.cache,
+        );
         self.compiled = compilation.conditions;
         compilation.plan
     }

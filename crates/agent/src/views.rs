@@ -317,6 +317,11 @@ impl Core {
                 .iter()
                 .filter(|o| o.kind == "endpoint" && o.name == name)
                 .flat_map(|o| o.conditions.iter().cloned())
+                .chain(self.holds.conditions(
+                    &key,
+                    &self.world,
+                    self.document.as_ref().map_or(0, |d| d.generation),
+                ))
                 .collect(),
         }
     }
@@ -417,11 +422,19 @@ impl Core {
         }
         let view = self.kernel_view()?;
         let mut users: BTreeMap<(u32, v1::Direction), Vec<String>> = BTreeMap::new();
+        let mut held: BTreeMap<(u32, v1::Direction), BTreeMap<String, String>> = BTreeMap::new();
         for (key, plan) in &self.plan.endpoints {
             let slots =
                 [(plan.egress_slot, v1::Direction::Egress), (plan.ingress_slot, v1::Direction::Ingress)];
             for (slot, direction) in slots {
                 users.entry((slot.0, direction)).or_default().push(key.to_string());
+                let of = match direction {
+                    v1::Direction::Egress => flowloom_model::Direction::Egress,
+                    v1::Direction::Ingress => flowloom_model::Direction::Ingress,
+                };
+                if let Some(word) = self.holds.word(key, of) {
+                    held.entry((slot.0, direction)).or_default().insert(key.to_string(), word.to_owned());
+                }
             }
         }
         let mut slots = Vec::new();
@@ -434,6 +447,7 @@ impl Core {
                 slot,
                 direction,
                 endpoints,
+                held: held.remove(&(slot, direction)).unwrap_or_default(),
                 entries: entries.iter().map(|(k, v)| self.policy_entry(k, v)).collect(),
             });
         }

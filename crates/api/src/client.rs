@@ -212,6 +212,21 @@ impl Client {
         patient.get(&with_query(route::POLICY_WAIT, &query))
     }
 
+    /// `POST /v1/policy/quarantine`; in force on return.
+    pub fn quarantine(&self, request: &v1::QuarantineRequest) -> Result<v1::PolicyHold, ClientError> {
+        self.post(route::POLICY_QUARANTINE, request)
+    }
+
+    /// `POST /v1/policy/freeze`; in force on return.
+    pub fn freeze(&self, request: &v1::HoldRequest) -> Result<v1::PolicyHold, ClientError> {
+        self.post(route::POLICY_FREEZE, request)
+    }
+
+    /// `POST /v1/policy/release`; in force on return.
+    pub fn release(&self, request: &v1::HoldRequest) -> Result<v1::PolicyHold, ClientError> {
+        self.post(route::POLICY_RELEASE, request)
+    }
+
     /// `GET /v1/policy/history` of one endpoint (`vpc`, `name`) or of all: the `last` changes, all that are kept when absent.
     pub fn policy_history(
         &self,

@@ -117,12 +117,12 @@ fn answers(r: &fake_agent::Request) -> Reply {
             {"identity": 300, "vpc": "red", "reserved": null, "endpoint": true, "labels": {"app": "shop"}, "security_groups": ["front"], "cidrs": ["10.0.0.0/8"],
              "endpoints": ["red/a", "red/b", "red/c", "red/d"]},
         ]})),
-        "/v1/policy/entries" => {
-            ok(json!({"slots": [{"slot": 3, "direction": "egress", "endpoints": ["red/web-1"], "entries": [
+        "/v1/policy/entries" => ok(
+            json!({"slots": [{"slot": 3, "direction": "egress", "endpoints": ["red/web-1"], "held": {"red/web-1": "freeze"}, "entries": [
                 {"peer": named("app=db", 301), "protocol": "tcp", "ports": "5432", "verdict": "drop", "rule": named("red/front/no-db", 5), "precedence": 77, "log": true, "stateless": true},
                 {"peer": named("any", 0), "protocol": "any", "ports": "any", "verdict": "allow", "rule": named("default", 0), "precedence": 1, "log": false, "stateless": false},
-            ]}]}))
-        }
+            ]}]}),
+        ),
         "/v1/services" => ok(json!({"services": [service()]})),
         "/v1/services/shop/front" => ok(service()),
         "/v1/services/shop/front/explain" => ok(json!({
@@ -142,6 +142,13 @@ fn answers(r: &fake_agent::Request) -> Reply {
         "/v1/policy/rules" => {
             ok(json!({"rules": [{"rule": named("red/front/no-db", 5), "hits": 12, "bytes": 888}]}))
         }
+        "/v1/policy/quarantine" => {
+            ok(json!({"endpoint": "red/web-1", "previous_revision": 9, "revision": 10,
+            "quarantine": {"ingress": true, "egress": false, "reason": "t", "since_ms": 1}}))
+        }
+        "/v1/policy/freeze" => ok(json!({"endpoint": "red/web-1", "previous_revision": 9, "revision": 9,
+            "frozen": {"revision": 9, "reason": "", "since_ms": 1, "withheld": "gone red/front/no-db"}})),
+        "/v1/policy/release" => ok(json!({"endpoint": "red/web-1", "previous_revision": 10, "revision": 0})),
         "/v1/policy/history" => ok(json!({"capacity": 2000, "changes": [
             {"number": 7, "time_ms": 1_796_017_469_000_u64, "endpoint": "red/web-1", "source": {"kind": "cni", "container_id": "c1", "ifname": "eth0"},
              "previous_revision": 0, "attempted_revision": 8, "directions": [{"direction": "egress", "slot": 3}, {"direction": "ingress", "slot": 4}], "error": ""},
@@ -318,7 +325,7 @@ fn policy_entries_rules_and_wait() {
     assert_eq!(
         out,
         "\
-slot 3 (egress) of red/web-1: 2 entries
+slot 3 (egress) of red/web-1 (freeze): 2 entries
 PEER    PROTOCOL  PORTS  VERDICT  RULE             FLAGS
 app=db  tcp       5432   drop     red/front/no-db  log,stateless
 any     any       any    allow    default          -
@@ -330,6 +337,25 @@ any     any       any    allow    default          -
         ("vpc=red", true),
         "{out}"
     );
+    let (out, request) = asked("policy quarantine red/web-1 --ingress --reason t");
+    assert_eq!(out, "red/web-1 is in quarantine: nothing passes in ingress (revision 10)\n");
+    assert_eq!(
+        request.body,
+        json!({"vpc": "red", "endpoint": "web-1", "ingress": true, "egress": false, "reason": "t"})
+    );
+    let (_, request) = asked("policy quarantine red/web-1");
+    assert_eq!(
+        (&request.body["ingress"], &request.body["egress"]),
+        (&json!(true), &json!(true)),
+        "no direction is both"
+    );
+    let (out, _) = asked("policy freeze web-1 --vpc red");
+    assert_eq!(
+        out,
+        "red/web-1 is frozen: the rules of revision 9 stay in force (revision 9)\nwithheld: gone red/front/no-db\n"
+    );
+    let (out, _) = asked("policy release red/web-1");
+    assert_eq!(out, "red/web-1 is released: what its sources say is in force (it is not wired now)\n");
     let (out, request) = asked("policy history red/web-1 --last 5");
     assert_eq!(
         out,

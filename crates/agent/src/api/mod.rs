@@ -1,6 +1,7 @@
 //! The HTTP API on a Unix socket: bounded in connections, header, body and time; one slow client stalls nobody.
 
 mod cni;
+mod hold;
 mod observe;
 mod query;
 mod service;
@@ -50,6 +51,9 @@ fn router(context: Context) -> Router {
         .route(route::POLICY_RULES, get(view::policy_rules))
         .route(route::POLICY_EXPLAIN, post(query::explain))
         .route(route::POLICY_WAIT, get(query::wait))
+        .route(route::POLICY_QUARANTINE, post(hold::quarantine))
+        .route(route::POLICY_FREEZE, post(hold::freeze))
+        .route(route::POLICY_RELEASE, post(hold::release))
         .route(route::POLICY_HISTORY, get(view::policy_history))
         .route(route::CONNTRACK, get(observe::conntrack).delete(observe::flush))
         .route(route::DROPS, get(observe::drops))

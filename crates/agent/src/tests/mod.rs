@@ -2,6 +2,7 @@
 
 pub(crate) mod fakes;
 mod history;
+mod holds;
 mod kubernetes;
 mod runtimes;
 mod services;

@@ -23,6 +23,9 @@ pub struct PolicySlotEntries {
     pub direction: Direction,
     /// Endpoints (`vpc/name`) that use it.
     pub endpoints: Vec<String>,
+    /// Those of them that an operator holds at it: `quarantine` or `freeze`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub held: BTreeMap<String, String>,
     /// Entries by identity, protocol and port.
     pub entries: Vec<PolicyEntry>,
 }

@@ -22,6 +22,12 @@ pub const POLICY_RULES: &str = "/v1/policy/rules";
 pub const POLICY_EXPLAIN: &str = "/v1/policy/explain";
 /// `GET ?vpc&endpoint&revision&generation&timeout_ms`: [`super::PolicyWait`].
 pub const POLICY_WAIT: &str = "/v1/policy/wait";
+/// `POST` [`super::QuarantineRequest`]: [`super::PolicyHold`].
+pub const POLICY_QUARANTINE: &str = "/v1/policy/quarantine";
+/// `POST` [`super::HoldRequest`]: [`super::PolicyHold`].
+pub const POLICY_FREEZE: &str = "/v1/policy/freeze";
+/// `POST` [`super::HoldRequest`]: [`super::PolicyHold`].
+pub const POLICY_RELEASE: &str = "/v1/policy/release";
 /// `GET ?vpc&endpoint&last`: [`super::PolicyHistory`].
 pub const POLICY_HISTORY: &str = "/v1/policy/history";
 /// `GET` and `DELETE` with [`super::ConntrackFilter`] as query: [`super::ConntrackList`], [`super::ConntrackFlushed`].

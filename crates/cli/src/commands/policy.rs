@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use flowloom_api::Side;
-use flowloom_api::v1::ExplainRequest;
+use flowloom_api::v1::{ExplainRequest, HoldRequest, QuarantineRequest};
 use flowloom_model::VpcName;
 
 use crate::context::Context;
@@ -20,6 +20,9 @@ pub(crate) enum PolicyCommand {
     Explain(ExplainArgs),
     Wait(WaitArgs),
     History(HistoryArgs),
+    Quarantine(QuarantineArgs),
+    Freeze(FreezeArgs),
+    Release(ReleaseArgs),
 }
 
 /// Show compiled policies as the kernel holds them.
@@ -121,6 +124,71 @@ pub(crate) struct HistoryArgs {
     last: Option<u32>,
 }
 
+/// Let nothing pass to or from an endpoint, open connections included, until it is released.
+///
+/// Without a direction: both. Returns once it is in force. It survives restarts of the agent and changes of rules. In a closed
+/// direction no connection can be opened; answers on connections that the other direction allows still come. The node itself reaches
+/// the endpoint still where its `allow_localhost` is `always`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  flowloom policy quarantine red/web-1 --reason ticket-4711
+  flowloom policy quarantine red/web-1 --ingress
+  flowloom policy quarantine shop/front-0 --egress -o json")]
+pub(crate) struct QuarantineArgs {
+    #[command(flatten)]
+    hold: HoldArgs,
+    /// Nothing may come in.
+    #[arg(long)]
+    ingress: bool,
+    /// Nothing may go out.
+    #[arg(long)]
+    egress: bool,
+}
+
+/// Keep the rules that an endpoint has now, whatever the document or Kubernetes say, until it is released.
+///
+/// Peers still come and go: the rules stay, who they speak of does not. It survives restarts of the agent.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  flowloom policy freeze red/web-1
+  flowloom policy freeze red/web-1 --reason migration")]
+pub(crate) struct FreezeArgs {
+    #[command(flatten)]
+    hold: HoldArgs,
+}
+
+/// End an endpoint's quarantine, or where there is none its freeze.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  flowloom policy release red/web-1
+  flowloom policy release red/web-1 --reason false-alarm")]
+pub(crate) struct ReleaseArgs {
+    #[command(flatten)]
+    hold: HoldArgs,
+}
+
+#[derive(Debug, Args)]
+struct HoldArgs {
+    /// vpc/name or namespace/pod.
+    endpoint: EndpointArg,
+    /// The VPC, when the name has none.
+    #[arg(long)]
+    vpc: Option<VpcName>,
+    /// Why, for whoever meets it.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+}
+
+impl HoldArgs {
+    fn request(&self) -> Result<HoldRequest, Failure> {
+        let (vpc, endpoint) = self.endpoint.resolve(self.vpc.as_ref())?;
+        Ok(HoldRequest { vpc, endpoint, reason: self.reason.clone() })
+    }
+}
+
 pub(crate) fn run(context: &mut Context<'_>, command: &PolicyCommand) -> Result<Exit, Failure> {
     match command {
         PolicyCommand::Entries(args) => {
@@ -147,6 +215,22 @@ pub(crate) fn run(context: &mut Context<'_>, command: &PolicyCommand) -> Result<
             let endpoint = resolve(args.endpoint.as_ref(), args.vpc.as_ref())?;
             let history = context.client().policy_history(borrow(endpoint.as_ref()), args.last)?;
             context.show(&history, history::changes)?;
+        }
+        PolicyCommand::Quarantine(args) => {
+            let HoldRequest { vpc, endpoint, reason } = args.hold.request()?;
+            let both = args.ingress == args.egress;
+            let (ingress, egress) = (args.ingress || both, args.egress || both);
+            let request = QuarantineRequest { vpc, endpoint, ingress, egress, reason };
+            let hold = context.client().quarantine(&request)?;
+            context.show(&hold, policy::hold)?;
+        }
+        PolicyCommand::Freeze(args) => {
+            let hold = context.client().freeze(&args.hold.request()?)?;
+            context.show(&hold, policy::hold)?;
+        }
+        PolicyCommand::Release(args) => {
+            let hold = context.client().release(&args.hold.request()?)?;
+            context.show(&hold, policy::hold)?;
         }
     }
     Ok(Exit::Ok)

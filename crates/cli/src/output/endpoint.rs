@@ -9,7 +9,7 @@ pub(crate) fn many(endpoints: &EndpointList, view: View) -> String {
     let mut t = Table::new(
         view,
         &["VPC", "NAME", "STATE", "ADDRESSES", "GROUPS", "SOURCE", "REV"],
-        &["ID", "IDENTITY", "MAC", "DEVICE", "DELIVERY", "EGRESS", "INGRESS", "LABELS"],
+        &["ID", "IDENTITY", "MAC", "DEVICE", "DELIVERY", "EGRESS", "INGRESS", "CONDITIONS", "LABELS"],
     );
     for e in &endpoints.endpoints {
         t.row([
@@ -27,6 +27,10 @@ pub(crate) fn many(endpoints: &EndpointList, view: View) -> String {
             Cell::from(&e.delivery),
             number(e.egress_slot).into(),
             number(e.ingress_slot).into(),
+            list(
+                &e.conditions.iter().map(|c| if c.status { &c.kind } else { &c.reason }).collect::<Vec<_>>(),
+            )
+            .into(),
             labels(&e.labels).into(),
         ]);
     }

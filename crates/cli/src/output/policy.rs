@@ -4,7 +4,8 @@ use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 
 use flowloom_api::v1::{
-    Explanation, Judgement, Named, PeerInfo, PolicyEntryList, PolicyWait, RuleList, ServiceSide, Verdict,
+    Explanation, Judgement, Named, PeerInfo, PolicyEntryList, PolicyHold, PolicyWait, RuleList, ServiceSide,
+    Verdict,
 };
 
 use super::View;
@@ -17,8 +18,14 @@ pub(crate) fn entries(list: &PolicyEntryList, view: View) -> String {
         if !text.is_empty() {
             text.push('\n');
         }
-        let used =
-            if slot.endpoints.is_empty() { "no endpoint".to_owned() } else { slot.endpoints.join(", ") };
+        let named = |name: &String| match slot.held.get(name) {
+            Some(word) => format!("{name} ({word})"),
+            None => name.clone(),
+        };
+        let used = match slot.endpoints.as_slice() {
+            [] => "no endpoint".to_owned(),
+            some => some.iter().map(named).collect::<Vec<_>>().join(", "),
+        };
         let _ = writeln!(
             text,
             "slot {} ({}) of {}: {}",
@@ -68,6 +75,28 @@ pub(crate) fn rules(rules: &RuleList, view: View) -> String {
 pub(crate) fn wait(w: &PolicyWait, _: View) -> String {
     let of = if w.revision == 0 { String::new() } else { format!(", revision {}", w.revision) };
     format!("in force: document generation {}{of} (waited {})\n", w.generation, micros(w.waited_us))
+}
+
+pub(crate) fn hold(h: &PolicyHold, _: View) -> String {
+    let state = match (&h.quarantine, &h.frozen) {
+        (Some(q), _) => {
+            let directions = match (q.ingress, q.egress) {
+                (true, true) => "ingress and egress",
+                (true, false) => "ingress",
+                _ => "egress",
+            };
+            format!("is in quarantine: nothing passes in {directions}")
+        }
+        (None, Some(f)) => format!("is frozen: the rules of revision {} stay in force", f.revision),
+        (None, None) => "is released: what its sources say is in force".to_owned(),
+    };
+    let revision = match h.revision {
+        0 => "it is not wired now".to_owned(),
+        revision => format!("revision {revision}"),
+    };
+    let withheld = h.frozen.as_ref().map(|f| f.withheld.as_str()).filter(|w| !w.is_empty());
+    let withheld = withheld.map(|w| format!("withheld: {}\n", printable(w))).unwrap_or_default();
+    format!("{} {state} ({revision})\n{withheld}", printable(&h.endpoint))
 }
 
 pub(crate) fn explanation(e: &Explanation, view: View) -> String {

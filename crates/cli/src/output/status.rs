@@ -82,7 +82,11 @@ pub(crate) fn conditions(conditions: &[Condition], view: View) -> String {
     for c in conditions {
         t.row([
             Cell::from(&c.kind),
-            if c.status { Cell::new("true", Tone::Good) } else { Cell::new("false", Tone::Bad) },
+            match (c.status, c.kind.as_str()) {
+                (true, "Quarantined" | "Frozen") => Cell::new("true", Tone::Warn),
+                (true, _) => Cell::new("true", Tone::Good),
+                (false, _) => Cell::new("false", Tone::Bad),
+            },
             Cell::from(&c.reason),
             Cell::from(&c.message),
             date_time(c.last_transition_ms).into(),
