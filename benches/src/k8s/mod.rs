@@ -9,6 +9,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use flowloom_k8s::slices::{PublishedSlice, Workload, WorkloadSliceSpec};
+use flowloom_k8s::{Kind, ObjectName, Pod};
 use flowloom_testkit::temp_dir;
 use flowloom_tests_e2e::Lab;
 use serde_json::{Value, json};
@@ -23,7 +25,11 @@ const NAMESPACES: &str = "/api/v1/namespaces";
 const PODS: &str = "/api/v1/pods";
 const SERVICES: &str = "/api/v1/services";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+const WORKLOADS: &str = PublishedSlice::PATH;
 const POLICIES: &str = "/apis/networking.k8s.io/v1/networkpolicies";
+
+/// Pods of a workload slice, as the controller fills them.
+const OF_A_SLICE: usize = 250;
 
 /// Between changes.
 const APART: Duration = Duration::from_millis(20);
@@ -34,21 +40,28 @@ struct Size {
     nodes: usize,
     pods: usize,
     services: usize,
+    /// Other nodes' Pods come by workload slices, as the manifests have it.
+    by_slices: bool,
 }
 
 impl Size {
     fn words(self) -> String {
-        format!("{} nodes, {} Pods, {} Services", self.nodes, self.pods, self.services)
+        let how = if self.by_slices { " by slices" } else { "" };
+        format!("{} nodes, {} Pods{how}, {} Services", self.nodes, self.pods, self.services)
     }
 }
+
+const SMALL: Size = Size { nodes: 10, pods: 200, services: 0, by_slices: false };
+const LARGE: Size = Size { nodes: 1_000, pods: 20_000, services: 1_000, by_slices: false };
 
 /// One part of the benchmark.
 type Part = fn(Effort) -> Result<Vec<Measure>>;
 
-const PARTS: [(&str, Part); 4] = [
-    ("services-1000", |effort| cluster(effort, Size { nodes: 10, pods: 200, services: 1_000 })),
-    ("services-10000", |effort| cluster(effort, Size { nodes: 10, pods: 200, services: 10_000 })),
-    ("nodes-1000", |effort| cluster(effort, Size { nodes: 1_000, pods: 20_000, services: 1_000 })),
+const PARTS: [(&str, Part); 5] = [
+    ("services-1000", |effort| cluster(effort, Size { services: 1_000, ..SMALL })),
+    ("services-10000", |effort| cluster(effort, Size { services: 10_000, ..SMALL })),
+    ("nodes-1000", |effort| cluster(effort, LARGE)),
+    ("slices-1000", |effort| cluster(effort, Size { by_slices: true, ..LARGE })),
     ("netpol", netpol::netpol),
 ];
 
@@ -92,6 +105,21 @@ fn pod(at: usize, nodes: usize, version: usize) -> Value {
            "status": {"phase": "Running", "podIPs": [{"ip": format!("10.{}.{}.{}", 128 + home / 256, home % 256, 2 + slot)}]}})
 }
 
+/// A slice of Pods that are all of version 1, but those below `changed`.
+fn workload_slice(at: usize, size: Size, changed: usize) -> Result<Value> {
+    let workload = |at: usize| {
+        let object = pod(at, size.nodes, if at < changed { 2 } else { 1 });
+        let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default().to_owned();
+        let name = ObjectName::new(text("namespace"), text("name"));
+        let pod = Pod::decode(&object.to_string()).map_err(anyhow::Error::msg)?;
+        Workload::of(&name, &pod).with_context(|| format!("{name} has no address"))
+    };
+    let first = at * OF_A_SLICE;
+    let all = (first..size.pods.min(first + OF_A_SLICE)).map(workload).collect::<Result<Vec<_>>>()?;
+    let spec = WorkloadSliceSpec::of(1, 1 + changed as i64, all.iter());
+    Ok(json!({"metadata": {"name": format!("w-{at:06}")}, "spec": serde_json::to_value(spec)?}))
+}
+
 fn service(at: usize) -> Value {
     json!({"metadata": {"namespace": format!("team-{}", at / 100), "name": format!("s{at}"), "creationTimestamp": "2026-01-01T00:00:00Z"},
            "spec": {"type": "ClusterIP", "clusterIPs": [format!("10.96.{}.{}", at / 250, 1 + at % 250)],
@@ -130,10 +158,11 @@ fn until<T>(mut f: impl FnMut() -> Result<Option<T>>) -> Result<T> {
 }
 
 /// What the agent's configuration says. The file comes when the server knows the node's address: until then there is no answer.
-fn line(kubeconfig: &Path) -> String {
+fn line(kubeconfig: &Path, by_slices: bool) -> String {
     format!(
-        "kubernetes: {{enabled: true, kubeconfig: {}, qps: 1000, burst: 1000, health_address: '', proxy_mode_address: ''}}",
-        kubeconfig.display()
+        "kubernetes: {{enabled: true, kubeconfig: {}, peers: {}, qps: 1000, burst: 1000, health_address: '', proxy_mode_address: ''}}",
+        kubeconfig.display(),
+        if by_slices { "slices" } else { "pods" }
     )
 }
 
@@ -141,7 +170,7 @@ fn cluster(effort: Effort, size: Size) -> Result<Vec<Measure>> {
     // Goes with its guard, also when the run is interrupted.
     let dir = temp_dir("bench")?;
     let kubeconfig = dir.path().join("kubeconfig.json");
-    measured(effort, size, &kubeconfig, &line(&kubeconfig))
+    measured(effort, size, &kubeconfig, &line(&kubeconfig, size.by_slices))
 }
 
 fn measured(effort: Effort, size: Size, kubeconfig: &Path, line: &str) -> Result<Vec<Measure>> {
@@ -157,7 +186,14 @@ fn measured(effort: Effort, size: Size, kubeconfig: &Path, line: &str) -> Result
     for at in 0..=size.pods.max(size.services) / 100 {
         server.put(NAMESPACES, json!({"metadata": {"name": format!("team-{at}"), "labels": {"kubernetes.io/metadata.name": format!("team-{at}")}}}));
     }
-    (0..size.pods).for_each(|at| server.put(PODS, pod(at, size.nodes, 1)));
+    if size.by_slices {
+        // No Pod is on the first node.
+        for at in 0..size.pods.div_ceil(OF_A_SLICE) {
+            server.put(WORKLOADS, workload_slice(at, size, 0)?);
+        }
+    } else {
+        (0..size.pods).for_each(|at| server.put(PODS, pod(at, size.nodes, 1)));
+    }
     for at in 0..size.services {
         server.put(SERVICES, service(at));
         server.put(SLICES, slice(at, true));
@@ -191,7 +227,12 @@ fn measured(effort: Effort, size: Size, kubeconfig: &Path, line: &str) -> Result
         comes.push(change(&|| server.put(SERVICES, service(new)))?);
         goes.push(change(&|| server.remove(SERVICES, service(new)))?);
         slices.push(change(&|| server.put(SLICES, slice(round, false)))?);
-        labels.push(change(&|| server.put(PODS, pod(round, size.nodes, 2)))?);
+        labels.push(if size.by_slices {
+            let slice = workload_slice(0, size, round + 1)?;
+            change(&|| server.put(WORKLOADS, slice.clone()))?
+        } else {
+            change(&|| server.put(PODS, pod(round, size.nodes, 2)))?
+        });
         policies.push(change(&|| server.put(POLICIES, policy(round % 20, 9000 + round as u16)))?);
     }
     let mut out = vec![

@@ -139,7 +139,7 @@ fn time(
 pub(super) fn netpol(effort: Effort) -> Result<Vec<Measure>> {
     let dir = temp_dir("bench")?;
     let kubeconfig = dir.path().join("kubeconfig.json");
-    let lab = Lab::builder().nodes(1).config(&super::line(&kubeconfig)).unready().start()?;
+    let lab = Lab::builder().nodes(1).config(&super::line(&kubeconfig, false)).unready().start()?;
     let address = lab.node(0).ips().first().context("the node has no address")?.to_string();
     let listener = lab.node(0).ns.run_in(|| TcpListener::bind("127.0.0.1:0"))??;
     let server = Server::start(listener)?;

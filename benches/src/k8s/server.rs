@@ -45,6 +45,7 @@ fn kind_of(path: &str) -> (&'static str, &'static str) {
         "services" => ("v1", "Service"),
         "endpointslices" => ("discovery.k8s.io/v1", "EndpointSlice"),
         "networkpolicies" => ("networking.k8s.io/v1", "NetworkPolicy"),
+        "workloadslices" => ("flowloom.io/v1alpha1", "WorkloadSlice"),
         "servicecidrs" => ("networking.k8s.io/v1", "ServiceCIDR"),
         _ => ("v1", "Unknown"),
     }

@@ -82,7 +82,10 @@ impl Join {
                 let mut changes = Vec::new();
                 for (name, slice) in list {
                     if let Ok(slice) = slice {
-                        changes.extend(self.view.apply(&name.name, &slice.spec));
+                        let told = self.view.apply(&name.name, &slice.spec);
+                        if !first {
+                            changes.extend(told);
+                        }
                     }
                 }
                 // What moved to another slice is there before its old slice goes.
@@ -127,7 +130,7 @@ fn as_pod(w: &Workload) -> Pod {
         uid: w.uid.to_string(),
         mirror_of: String::new(),
         node: Some(w.node.clone()),
-        labels: w.profile.labels.clone().into(),
+        labels: w.profile.labels.clone(),
         service_account: w.profile.service_account.clone(),
         host_network: false,
         named_ports: w.profile.ports.clone(),

@@ -49,8 +49,8 @@ pub struct Workload {
 /// What the Pods of one template have in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Profile {
-    /// The Pod's labels, and nothing else.
-    pub labels: Labels,
+    /// The Pod's labels, and nothing else. Shared: a node's Pods of one template are many.
+    pub labels: Arc<Labels>,
     /// Its service account.
     pub service_account: String,
     /// Its named ports, sorted.
@@ -74,7 +74,7 @@ impl Workload {
             node,
             created: pod.created.as_str().into(),
             profile: Arc::new(Profile {
-                labels: (*pod.labels).clone(),
+                labels: pod.labels.clone(),
                 service_account: pod.service_account.clone(),
                 ports,
             }),

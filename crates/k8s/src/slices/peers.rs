@@ -1,5 +1,7 @@
 //! What slices say, Pod by Pod, with changes of slices turned into changes of Pods.
 
+use std::borrow::Borrow;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -15,19 +17,55 @@ pub struct PeerChange {
     pub now: Option<Arc<Workload>>,
 }
 
+/// A workload by its name: a large cluster's names are held once.
+#[derive(Clone, Debug)]
+struct Named(Arc<Workload>);
+
+impl Borrow<ObjectName> for Named {
+    fn borrow(&self) -> &ObjectName {
+        &self.0.pod
+    }
+}
+
+impl PartialEq for Named {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.pod == other.0.pod
+    }
+}
+
+impl Eq for Named {}
+
+impl PartialOrd for Named {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Named {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.pod.cmp(&other.0.pod)
+    }
+}
+
 #[derive(Debug)]
 struct Held {
     rank: (i64, i64),
-    workloads: BTreeMap<ObjectName, Arc<Workload>>,
+    workloads: BTreeSet<Named>,
     faults: Vec<WorkloadFault>,
+}
+
+impl Held {
+    fn get(&self, pod: &ObjectName) -> Option<&Arc<Workload>> {
+        self.workloads.get(pod).map(|named| &named.0)
+    }
 }
 
 /// The Pods of all slices. While a Pod moves, two slices name it; the younger one is right, and readers see no gap.
 #[derive(Debug, Default)]
 pub struct PeerView {
-    slices: BTreeMap<String, Held>,
-    /// Slices that name a Pod; nearly always one.
-    homes: BTreeMap<ObjectName, Vec<String>>,
+    slices: BTreeMap<Arc<str>, Held>,
+    /// Slices that name a Pod; nearly always one. The key is what is right of them.
+    homes: BTreeMap<Named, Vec<Arc<str>>>,
 }
 
 impl PeerView {
@@ -46,27 +84,27 @@ impl PeerView {
     /// A Pod.
     #[must_use]
     pub fn pod(&self, pod: &ObjectName) -> Option<&Arc<Workload>> {
-        let home = self.homes.get(pod)?.iter().filter_map(|s| self.slices.get(s));
-        home.filter(|s| s.workloads.contains_key(pod)).max_by_key(|s| s.rank)?.workloads.get(pod)
+        self.homes.get_key_value(pod).map(|(named, _)| &named.0)
     }
 
     /// All Pods.
     pub fn pods(&self) -> impl Iterator<Item = &Arc<Workload>> {
-        self.homes.keys().filter_map(|p| self.pod(p))
+        self.homes.keys().map(|named| &named.0)
     }
 
     /// Entries that are not used, by slice.
     pub fn faults(&self) -> impl Iterator<Item = (&str, &WorkloadFault)> {
-        self.slices.iter().flat_map(|(name, s)| s.faults.iter().map(move |f| (name.as_str(), f)))
+        self.slices.iter().flat_map(|(name, s)| s.faults.iter().map(move |f| (&**name, f)))
     }
 
     /// A slice is new or changed.
     pub fn apply(&mut self, slice: &str, spec: &WorkloadSliceSpec) -> Vec<PeerChange> {
         let mut held =
-            Held { rank: (spec.epoch, spec.sequence), workloads: BTreeMap::new(), faults: Vec::new() };
+            Held { rank: (spec.epoch, spec.sequence), workloads: BTreeSet::new(), faults: Vec::new() };
         for entry in spec.workloads() {
             match entry {
-                Ok(w) => drop(held.workloads.insert(w.pod.clone(), Arc::new(w))),
+                // The last of several of one name counts.
+                Ok(w) => drop(held.workloads.replace(Named(Arc::new(w)))),
                 Err(fault) => held.faults.push(fault),
             }
         }
@@ -80,38 +118,37 @@ impl PeerView {
 
     /// After a list: every slice that is not in it is gone.
     pub fn retain(&mut self, listed: &BTreeSet<String>) -> Vec<PeerChange> {
-        let gone: Vec<String> = self.slices.keys().filter(|s| !listed.contains(*s)).cloned().collect();
+        let gone: Vec<Arc<str>> = self.slices.keys().filter(|s| !listed.contains(&***s)).cloned().collect();
         gone.iter().flat_map(|s| self.remove(s)).collect()
     }
 
     fn replace(&mut self, slice: &str, held: Option<Held>) -> Vec<PeerChange> {
-        let names = |h: Option<&Held>| -> BTreeSet<ObjectName> {
-            h.iter().flat_map(|h| h.workloads.keys().cloned()).collect()
+        let slice: Arc<str> = slice.into();
+        let mut touched = held.as_ref().map(|h| h.workloads.clone()).unwrap_or_default();
+        let old = match held {
+            Some(held) => self.slices.insert(slice.clone(), held),
+            None => self.slices.remove(&slice),
         };
-        let touched: BTreeSet<ObjectName> =
-            names(self.slices.get(slice)).union(&names(held.as_ref())).cloned().collect();
-        let before: Vec<Option<Arc<Workload>>> = touched.iter().map(|p| self.pod(p).cloned()).collect();
-        for pod in &touched {
-            let homes = self.homes.entry(pod.clone()).or_default();
-            homes.retain(|s| s != slice);
-            if held.as_ref().is_some_and(|h| h.workloads.contains_key(pod)) {
-                homes.push(slice.to_owned());
-            }
-            if homes.is_empty() {
-                self.homes.remove(pod);
-            }
+        touched.extend(old.into_iter().flat_map(|old| old.workloads));
+        touched.into_iter().filter_map(|named| self.look_again(&named.0.pod, &slice)).collect()
+    }
+
+    /// A slice says something else of a Pod, or nothing any more.
+    fn look_again(&mut self, pod: &ObjectName, slice: &Arc<str>) -> Option<PeerChange> {
+        let (before, mut homes) = match self.homes.remove_entry(pod) {
+            Some((named, homes)) => (Some(named.0), homes),
+            // Nearly always it stays the only one.
+            None => (None, Vec::with_capacity(1)),
+        };
+        homes.retain(|s| s != slice);
+        if self.slices.get(slice).is_some_and(|held| held.workloads.contains(pod)) {
+            homes.push(slice.clone());
         }
-        match held {
-            Some(held) => drop(self.slices.insert(slice.to_owned(), held)),
-            None => drop(self.slices.remove(slice)),
+        let held = homes.iter().filter_map(|s| self.slices.get(s));
+        let now = held.max_by_key(|h| h.rank).and_then(|h| h.get(pod)).cloned();
+        if let Some(now) = &now {
+            self.homes.insert(Named(now.clone()), homes);
         }
-        touched
-            .into_iter()
-            .zip(before)
-            .filter_map(|(pod, before)| {
-                let now = self.pod(&pod).cloned();
-                (now != before).then_some(PeerChange { pod, now })
-            })
-            .collect()
+        (now != before).then(|| PeerChange { pod: pod.clone(), now })
     }
 }

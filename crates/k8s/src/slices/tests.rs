@@ -14,7 +14,7 @@ fn profile(n: u8, long: bool) -> Arc<Profile> {
         labels.extend((0..20).map(|i| (format!("example.com/label-{i:02}"), "v".repeat(60))));
     }
     Arc::new(Profile {
-        labels,
+        labels: labels.into(),
         service_account: "default".into(),
         ports: vec![NamedPort { name: PortName::new("http").unwrap(), protocol: Protocol::Tcp, port: 8080 }],
     })

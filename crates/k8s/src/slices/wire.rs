@@ -175,7 +175,8 @@ pub enum WorkloadFault {
 
 impl WorkloadSliceSpec {
     /// Writes workloads (sorted by name) with each node and profile once. The order of all parts follows from the workloads alone.
-    pub(super) fn of<'a>(epoch: i64, sequence: i64, workloads: impl Iterator<Item = &'a Workload>) -> Self {
+    #[must_use]
+    pub fn of<'a>(epoch: i64, sequence: i64, workloads: impl Iterator<Item = &'a Workload>) -> Self {
         let mut spec = Self { epoch, sequence, ..Self::default() };
         let mut nodes: BTreeMap<&NodeName, i32> = BTreeMap::new();
         let mut profiles: BTreeMap<&Profile, i32> = BTreeMap::new();
@@ -214,7 +215,7 @@ impl SliceProfile {
             Some(SlicePort { name: p.name.to_string(), protocol, port: i32::from(p.port) })
         };
         Self {
-            labels: profile.labels.clone(),
+            labels: (*profile.labels).clone(),
             service_account: profile.service_account.clone(),
             ports: profile.ports.iter().filter_map(port).collect(),
         }
@@ -227,7 +228,7 @@ impl SliceProfile {
             Some(NamedPort { name: PortName::new(&p.name).ok()?, protocol: p.protocol.protocol(), port })
         };
         Profile {
-            labels: self.labels.clone(),
+            labels: Arc::new(self.labels.clone()),
             service_account: self.service_account.clone(),
             ports: self.ports.iter().filter_map(port).collect(),
         }
