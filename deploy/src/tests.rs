@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -151,6 +152,36 @@ fn the_programs_accept_their_configuration() {
         assert!(paths.contains(path.to_str().unwrap()), "{} is not mounted", path.display());
     }
     assert!(agent.pin_root.starts_with("/sys/fs/bpf") && agent.socket.starts_with("/run/flowloom"));
+}
+
+/// A probe that asks another port, or gives up before the answer may come, takes a healthy program out of service.
+#[test]
+fn probes_ask_where_the_programs_answer_and_wait_longer_than_they_do() {
+    let maps = of::<ConfigMap>("ConfigMap");
+    let map = maps.iter().find(|m| m.metadata.name.as_deref() == Some(CONTROLLER.name)).unwrap();
+    let config = &map.data.as_ref().unwrap()["controller.yaml"];
+    let config = flowloom_controller::config::Config::parse(config).unwrap();
+    let listens: std::net::SocketAddr = config.metrics.listen.parse().unwrap();
+    assert!(listens.ip().is_unspecified(), "the kubelet asks the node's address");
+    let deployments: Vec<Deployment> = of("Deployment");
+    let container = &deployments[0].spec.as_ref().unwrap().template.spec.as_ref().unwrap().containers[0];
+    let ports: BTreeMap<_, _> =
+        container.ports.iter().flatten().map(|p| (p.name.clone(), p.container_port)).collect();
+    for (probe, path) in [(&container.liveness_probe, "/healthz"), (&container.readiness_probe, "/readyz")] {
+        let asked = probe.as_ref().unwrap().http_get.as_ref().unwrap();
+        let IntOrString::String(port) = &asked.port else { panic!("{:?}", asked.port) };
+        let served = (Some(path), i32::from(listens.port()));
+        assert_eq!((asked.path.as_deref(), ports[&Some(port.clone())]), served);
+    }
+    let sets: Vec<DaemonSet> = of("DaemonSet");
+    let container = &sets[0].spec.as_ref().unwrap().template.spec.as_ref().unwrap().containers[0];
+    assert!(container.liveness_probe.is_none());
+    let probe = container.readiness_probe.as_ref().unwrap();
+    let command = probe.exec.as_ref().unwrap().command.clone().unwrap();
+    let [program, status, wait, seconds] = command.as_slice() else { panic!("{command:?}") };
+    assert_eq!([program, status, wait].map(String::as_str), ["/usr/bin/flowloom", "status", "--wait"]);
+    let seconds: i32 = seconds.strip_suffix('s').unwrap().parse().unwrap();
+    assert!(seconds < probe.timeout_seconds.unwrap(), "killed before it can say why");
 }
 
 #[test]

@@ -115,7 +115,8 @@ spec:
             # AppArmor's and seccomp's container profiles refuse bpf(2), setns(2) and writes below /proc/sys.
             appArmorProfile: {{type: Unconfined}}
             seccompProfile: {{type: Unconfined}}
-          # No liveness probe: killing an agent that waits for the API server helps nobody.
+          # No liveness probe: killing an agent that waits for the API server helps nobody. Not by HTTP either: while a node still runs another
+          # service proxy, that one has the port and answers for itself; the socket is the agent's alone.
           readinessProbe:
             exec: {{command: [/usr/bin/flowloom, status, --wait, 3s]}}
             periodSeconds: 10
