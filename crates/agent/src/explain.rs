@@ -139,8 +139,11 @@ impl Core {
             DecidedBy::NoEntry => (None, "no entry answered: failed closed".to_owned()),
             DecidedBy::Quarantine => (None, "the endpoint is in quarantine: nothing passes".to_owned()),
         };
-        let frozen = j.local && self.holds.frozen(&j.endpoint, j.direction);
-        let why = if frozen { format!("{why}; the policy is frozen") } else { why };
+        let why = match self.holds.word(&j.endpoint, j.direction).filter(|_| j.local) {
+            Some("freeze") => format!("{why}; the policy is frozen"),
+            Some("rollback") => format!("{why}; the policy is rolled back"),
+            _ => why,
+        };
         let facts = peer.facts.as_ref();
         v1::Judgement {
             endpoint: j.endpoint.to_string(),

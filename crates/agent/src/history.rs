@@ -13,6 +13,7 @@ use flowloom_compiler::{
 use flowloom_model::{EndpointKey, SharedMap};
 
 use crate::core::{Core, now_ms};
+use crate::revisions::Revisions;
 use crate::store::{Store, StoreError};
 
 /// File in the state directory.
@@ -55,6 +56,8 @@ pub(crate) struct History {
     /// What was refused last, by endpoint: it is tried again and noted once.
     refused: BTreeMap<EndpointKey, (u32, String)>,
     waiting: Vec<(SharedMap<Identity, Arc<IdentityFacts>>, Vec<Noted>)>,
+    /// The rules of earlier revisions.
+    pub(crate) revisions: Revisions,
 }
 
 /// Endpoints that a plan decides differently.
@@ -85,7 +88,8 @@ impl History {
             decided.insert((**key).clone(), known);
         }
         let next = changes.back().map_or(1, |c| c.number + 1);
-        Ok(Self { changes, next, lines, decided, ..Self::default() })
+        let revisions = Revisions::load(store, |key| decided.contains_key(key))?;
+        Ok(Self { changes, next, lines, decided, revisions, ..Self::default() })
     }
 
     /// Notes down what became of the changes. `refusal` says why an endpoint is not judged as planned.
@@ -133,6 +137,9 @@ impl History {
             self.next += 1;
             if change.error.is_empty() {
                 let specs = policies.map(|policy| policy.map(|p| p.spec().clone()));
+                if let [Some(egress), Some(ingress)] = &specs {
+                    self.revisions.note(&key, planned.revision, [egress.clone(), ingress.clone()]);
+                }
                 self.decided.insert(key, Decided { revision: planned.revision, slots, specs });
             }
             noted.push(Noted { change, policies: pairs });
@@ -230,7 +237,7 @@ impl History {
         } else {
             store.append(FILE, &text)
         };
-        if let Err(e) = written {
+        if let Err(e) = written.and_then(|()| self.revisions.write(store)) {
             tracing::warn!(error = %e, "changes of policies are not kept for a restart");
         }
     }
@@ -259,6 +266,7 @@ impl Core {
         for key in differ.iter().copied().filter(gone) {
             self.history.decided.remove(key);
             self.history.refused.remove(key);
+            self.history.revisions.forget(key);
         }
         let (history, records) = (&self.history, &self.records);
         let looked_at = differ.into_iter().chain(history.refused.keys());

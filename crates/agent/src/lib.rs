@@ -9,7 +9,7 @@
 //! | `wiring`, `plane` | the outside world behind traits: network and datapath |
 //! | `source` | the document on disk |
 //! | `store`, `writes` | durable state; every write counted |
-//! | `history`, `pins` | the record of changes of policies; quarantine and freeze |
+//! | `history`, `revisions`, `pins` | the record of changes of policies; earlier rules; quarantine, freeze and rollback |
 //! | `events`, `threads` | the event log; what waits beside the core |
 //! | `health` | health over TCP: of the node, of Services' health-check ports |
 //! | `sides` | what people mean by `namespace/pod`, `svc/namespace/name`, `vpc/name` |
@@ -42,6 +42,7 @@ mod plane;
 mod reconcile;
 mod record;
 mod replay;
+mod revisions;
 mod services;
 mod sides;
 mod source;

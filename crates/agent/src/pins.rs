@@ -1,4 +1,4 @@
-//! Quarantine and freeze: what somebody has an endpoint judged by, whatever the sources say. On the disk before it is in force, so that
+//! Quarantine, freeze and rollback: what somebody has an endpoint judged by, whatever the sources say. On the disk before it is in force, so that
 //! neither a restart nor the next change of rules ends it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,6 +52,9 @@ struct Freeze {
     reason: String,
     since_ms: u64,
     policy: Held,
+    /// The revision is not the one that was in force then.
+    #[serde(default)]
+    rolled_back: bool,
 }
 
 /// Every endpoint held.
@@ -75,6 +78,12 @@ impl Pin {
             if closed { Some(deny()) } else { frozen() }
         };
         Held { egress: of(Direction::Egress), ingress: of(Direction::Ingress) }
+    }
+}
+
+impl Freeze {
+    fn word(&self) -> &'static str {
+        if self.rolled_back { "rollback" } else { "freeze" }
     }
 }
 
@@ -111,18 +120,12 @@ impl Holds {
         quarantine.is_some_and(|q| covers(q, direction))
     }
 
-    /// Whether an endpoint is judged by rules of an earlier time in that direction.
-    pub(crate) fn frozen(&self, key: &EndpointKey, direction: Direction) -> bool {
-        !self.quarantined(key, direction) && self.pins.get(key).is_some_and(|pin| pin.frozen.is_some())
-    }
-
-    /// `quarantine` or `freeze`, where one of them decides.
+    /// `quarantine`, `freeze` or `rollback`, where one of them decides.
     pub(crate) fn word(&self, key: &EndpointKey, direction: Direction) -> Option<&'static str> {
-        match (self.quarantined(key, direction), self.frozen(key, direction)) {
-            (true, _) => Some("quarantine"),
-            (false, true) => Some("freeze"),
-            (false, false) => None,
+        if self.quarantined(key, direction) {
+            return Some("quarantine");
         }
+        self.pins.get(key)?.frozen.as_ref().map(Freeze::word)
     }
 
     /// As conditions of the endpoint.
@@ -150,12 +153,14 @@ impl Holds {
                 none if none.is_empty() => "nothing is withheld so far".to_owned(),
                 some => format!("withheld: {some}"),
             };
+            let (stay, reason) =
+                if f.rolled_back { ("are in force again", "Rollback") } else { ("stay in force", "Freeze") };
             let message = format!(
-                "the rules of revision {} stay in force{}; {withheld}; `flowloom policy release {key}` ends it",
+                "the rules of revision {} {stay}{}; {withheld}; `flowloom policy release {key}` ends it",
                 f.revision,
                 given(&f.reason)
             );
-            condition("Frozen", "Freeze", message, f.since_ms)
+            condition("Frozen", reason, message, f.since_ms)
         });
         quarantine.into_iter().chain(frozen).collect()
     }
@@ -346,8 +351,37 @@ impl Core {
             ));
         };
         let (revision, reason, since_ms) = (plan.revision, request.reason.clone(), now_ms());
-        pin.frozen = Some(Freeze { revision, reason, since_ms, policy });
+        pin.frozen = Some(Freeze { revision, reason, since_ms, policy, rolled_back: false });
         self.hold(&key, Some(pin), "freeze", &request.reason)
+    }
+
+    /// Puts the rules of an earlier revision in force, and keeps them.
+    ///
+    /// # Errors
+    /// As [`Self::quarantine`]; for an endpoint in quarantine, or a revision that is not kept.
+    pub(crate) fn rollback(&mut self, request: &v1::RollbackRequest) -> Result<v1::PolicyHold, ApiError> {
+        let key = self.held_endpoint(&request.vpc, &request.endpoint)?;
+        let mut pin = self.pin_of(&key)?;
+        let conflict = |message: String| Err(ApiError::new(ErrorCode::Conflict, message));
+        if pin.quarantine.is_some() {
+            return conflict(format!("endpoint {key} is in quarantine: release it first"));
+        }
+        if self.history.waits() {
+            self.history.write(&self.store);
+        }
+        let revision = request.revision;
+        let found = self.history.revisions.find(&self.store, &key, revision);
+        let found = found.map_err(|e| ApiError::new(ErrorCode::Internal, e.to_string()))?;
+        let Some(policy) = found else {
+            let kept: Vec<String> = self.history.revisions.kept(&key).iter().map(u32::to_string).collect();
+            let kept = if kept.is_empty() { "none".to_owned() } else { kept.join(", ") };
+            return conflict(format!(
+                "revision {revision} of endpoint {key} is not kept; there is a way back to: {kept}"
+            ));
+        };
+        let (reason, since_ms) = (request.reason.clone(), now_ms());
+        pin.frozen = Some(Freeze { revision, reason, since_ms, policy, rolled_back: true });
+        self.hold(&key, Some(pin), "rollback", &request.reason)
     }
 
     /// Ends a quarantine, or where there is none a freeze; returns once what the sources say (or what was frozen) is in force.
@@ -357,15 +391,16 @@ impl Core {
     pub(crate) fn release(&mut self, request: &v1::HoldRequest) -> Result<v1::PolicyHold, ApiError> {
         let key = self.held_endpoint(&request.vpc, &request.endpoint)?;
         let Some(mut pin) = self.holds.pins.get(&key).cloned() else {
-            let message =
-                format!("endpoint {key} is neither in quarantine nor frozen: there is nothing to release");
+            let message = format!(
+                "endpoint {key} is neither in quarantine nor frozen nor rolled back: there is nothing to release"
+            );
             return Err(ApiError::new(ErrorCode::Conflict, message));
         };
         let action = if pin.quarantine.take().is_some() {
             "release from quarantine"
         } else {
-            pin.frozen = None;
-            "release from freeze"
+            let rolled_back = pin.frozen.take().is_some_and(|f| f.rolled_back);
+            if rolled_back { "release from rollback" } else { "release from freeze" }
         };
         let pin = Some(pin).filter(|pin| pin.frozen.is_some());
         self.hold(&key, pin, action, &request.reason)
@@ -411,6 +446,7 @@ impl Core {
                 revision: f.revision,
                 reason: f.reason.clone(),
                 since_ms: f.since_ms,
+                rolled_back: f.rolled_back,
                 withheld: withheld(&self.world, key, &f.policy),
             }),
         })

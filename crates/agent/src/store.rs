@@ -2,7 +2,7 @@
 //! gone with what they describe.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -295,6 +295,12 @@ impl Store {
         Ok(bytes.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
     }
 
+    /// Bytes of a file of the directory; 0 when there is none.
+    pub(crate) fn size(&self, name: &str) -> usize {
+        let length = fs::metadata(self.root.join(name)).map_or(0, |m| m.len());
+        usize::try_from(length).unwrap_or(usize::MAX)
+    }
+
     /// Adds whole lines to a file of the directory. They are on the disk when the kernel gets to it: a power cut may take the last of them.
     ///
     /// # Errors
@@ -302,8 +308,14 @@ impl Store {
     pub(crate) fn append(&self, name: &str, lines: &[u8]) -> Result<(), StoreError> {
         let path = self.root.join(name);
         writes::before("lines of a state file");
-        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
-        file.and_then(|mut file| file.write_all(lines)).map_err(io_error("write", &path))?;
+        let append = || {
+            let mut file = OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(&path)?;
+            if !ends_a_line(&mut file)? {
+                file.write_all(b"\n")?;
+            }
+            file.write_all(lines)
+        };
+        append().map_err(io_error("write", &path))?;
         writes::made(1);
         Ok(())
     }
@@ -337,8 +349,9 @@ impl Store {
             _ => {}
         }
         let numbers = self.series("numbers")?.into_iter().map(|(_, path)| path);
-        let others = ["document.json", crate::history::FILE, crate::pins::FILE, "lock"]
-            .map(|name| self.root.join(name));
+        let others =
+            ["document.json", crate::history::FILE, crate::pins::FILE, crate::revisions::FILE, "lock"]
+                .map(|name| self.root.join(name));
         for path in numbers.chain(others) {
             match fs::remove_file(&path) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_error("remove", &path)(e)),
@@ -351,6 +364,17 @@ impl Store {
             other => other.map_err(io_error("remove", &self.root)),
         }
     }
+}
+
+/// Whether whole lines may follow: a crash may have cut the last one.
+fn ends_a_line(file: &mut File) -> io::Result<bool> {
+    if file.metadata()?.len() == 0 {
+        return Ok(true);
+    }
+    let mut last = [0];
+    file.seek(SeekFrom::End(-1))?;
+    file.read_exact(&mut last)?;
+    Ok(last == *b"\n")
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StoreError> {
@@ -520,6 +544,19 @@ mod tests {
         fs::write(&empty, "").unwrap();
         let (good, bad) = store.endpoints::<String>().unwrap();
         assert_eq!((good.len(), bad.len(), empty.exists()), (1, 0, false));
+    }
+
+    #[test]
+    fn a_line_that_a_crash_cut_takes_no_other_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        assert_eq!(store.lines::<u32>("l").unwrap(), Vec::<u32>::new());
+        store.append("l", b"1\n2\n").unwrap();
+        fs::write(dir.path().join("l"), "1\n[2,").unwrap();
+        store.append("l", b"3\n").unwrap();
+        assert_eq!(store.lines::<u32>("l").unwrap(), [1, 3]);
+        store.replace_lines("l", b"4\n").unwrap();
+        assert_eq!((store.lines::<u32>("l").unwrap(), store.size("l")), (vec![4], 2));
     }
 
     #[test]

@@ -222,6 +222,11 @@ impl Client {
         self.post(route::POLICY_FREEZE, request)
     }
 
+    /// `POST /v1/policy/rollback`; in force on return.
+    pub fn rollback(&self, request: &v1::RollbackRequest) -> Result<v1::PolicyHold, ClientError> {
+        self.post(route::POLICY_ROLLBACK, request)
+    }
+
     /// `POST /v1/policy/release`; in force on return.
     pub fn release(&self, request: &v1::HoldRequest) -> Result<v1::PolicyHold, ClientError> {
         self.post(route::POLICY_RELEASE, request)

@@ -148,6 +148,8 @@ fn answers(r: &fake_agent::Request) -> Reply {
         }
         "/v1/policy/freeze" => ok(json!({"endpoint": "red/web-1", "previous_revision": 9, "revision": 9,
             "frozen": {"revision": 9, "reason": "", "since_ms": 1, "withheld": "gone red/front/no-db"}})),
+        "/v1/policy/rollback" => ok(json!({"endpoint": "red/web-1", "previous_revision": 9, "revision": 10,
+            "frozen": {"revision": 8, "reason": "", "since_ms": 1, "withheld": "", "rolled_back": true}})),
         "/v1/policy/release" => ok(json!({"endpoint": "red/web-1", "previous_revision": 10, "revision": 0})),
         "/v1/policy/history" => ok(json!({"capacity": 2000, "changes": [
             {"number": 7, "time_ms": 1_796_017_469_000_u64, "endpoint": "red/web-1", "source": {"kind": "cni", "container_id": "c1", "ifname": "eth0"},
@@ -354,6 +356,9 @@ any     any       any    allow    default          -
         out,
         "red/web-1 is frozen: the rules of revision 9 stay in force (revision 9)\nwithheld: gone red/front/no-db\n"
     );
+    let (out, request) = asked("policy rollback red/web-1 --to 8");
+    assert_eq!(out, "red/web-1 is rolled back: the rules of revision 8 are in force again (revision 10)\n");
+    assert_eq!(request.body, json!({"vpc": "red", "endpoint": "web-1", "revision": 8, "reason": ""}));
     let (out, _) = asked("policy release red/web-1");
     assert_eq!(out, "red/web-1 is released: what its sources say is in force (it is not wired now)\n");
     let (out, request) = asked("policy history red/web-1 --last 5");

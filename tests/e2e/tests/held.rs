@@ -1,4 +1,4 @@
-//! Quarantine and freeze, by packets: open streams and new ones, over changes of rules and a killed agent.
+//! Quarantine, freeze and rollback, by packets: open streams and new ones, over changes of rules and a killed agent.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -134,11 +134,13 @@ fn quarantine_stops_open_streams_and_outlives_the_agent_and_changes_of_rules() -
 }
 
 #[test]
-fn a_frozen_endpoint_goes_on_enforcing_its_rules_over_changes_and_a_killed_agent() -> Result<()> {
+fn a_frozen_or_rolled_back_endpoint_goes_on_enforcing_its_rules_over_changes_and_a_killed_agent() -> Result<()>
+{
     let mut lab = Lab::builder().nodes(1).start()?;
     let open = document(&lab);
     lab.apply(&open)?;
     let (to_b, to_c) = (Stream::start(&lab, "a", "b", 1)?, Stream::start(&lab, "a", "c", 2)?);
+    let revision = lab.workload("red/b")?.info.revision.to_string();
     policy(&lab, &["freeze", "red/b", "--reason", "migration"])?;
     to_b.goes_on("frozen");
     let mut shut = open.clone();
@@ -164,5 +166,12 @@ fn a_frozen_endpoint_goes_on_enforcing_its_rules_over_changes_and_a_killed_agent
     policy(&lab, &["release", "red/b"])?;
     let border = to_b.border();
     to_b.stopped_at(border, "released");
+    policy(&lab, &["rollback", "red/b", "--to", &revision])?;
+    to_b.goes_on("rolled back");
+    lab.agents.first_mut().context("no agent")?.restart()?;
+    to_b.goes_on("rolled back, after a restart");
+    policy(&lab, &["release", "red/b"])?;
+    let border = to_b.border();
+    to_b.stopped_at(border, "released again");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Quarantine, freeze, release.
+//! Quarantine, freeze, rollback, release.
 
 use axum::Json;
 use axum::body::Bytes;
@@ -15,6 +15,11 @@ pub(crate) async fn quarantine(State(context): State<Context>, bytes: Bytes) -> 
 pub(crate) async fn freeze(State(context): State<Context>, bytes: Bytes) -> Answer<v1::PolicyHold> {
     let request: v1::HoldRequest = body(&bytes)?;
     Ok(Json(context.core.ask(move |core| core.freeze(&request)).await??))
+}
+
+pub(crate) async fn rollback(State(context): State<Context>, bytes: Bytes) -> Answer<v1::PolicyHold> {
+    let request: v1::RollbackRequest = body(&bytes)?;
+    Ok(Json(context.core.ask(move |core| core.rollback(&request)).await??))
 }
 
 pub(crate) async fn release(State(context): State<Context>, bytes: Bytes) -> Answer<v1::PolicyHold> {

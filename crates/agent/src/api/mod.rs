@@ -53,6 +53,7 @@ fn router(context: Context) -> Router {
         .route(route::POLICY_WAIT, get(query::wait))
         .route(route::POLICY_QUARANTINE, post(hold::quarantine))
         .route(route::POLICY_FREEZE, post(hold::freeze))
+        .route(route::POLICY_ROLLBACK, post(hold::rollback))
         .route(route::POLICY_RELEASE, post(hold::release))
         .route(route::POLICY_HISTORY, get(view::policy_history))
         .route(route::CONNTRACK, get(observe::conntrack).delete(observe::flush))

@@ -1,4 +1,4 @@
-//! Quarantine and freeze.
+//! Quarantine, freeze and rollback.
 
 use flowloom_api::v1::{ChangeSource, Condition, HoldRequest, QuarantineRequest};
 use flowloom_bpf_abi::verdict;
@@ -231,4 +231,92 @@ fn a_quarantine_stays_with_a_name_of_the_document_and_ends_with_the_life_of_a_po
         core.cni_del(&del(id)).unwrap();
     }
     assert_eq!(core.release(&request("shop", "web-0")).unwrap_err().code, ErrorCode::NotFound);
+}
+
+fn rollback(core: &mut Core, revision: u32) -> Result<v1::PolicyHold, v1::ApiError> {
+    core.rollback(&v1::RollbackRequest {
+        vpc: "red".into(),
+        endpoint: "b".into(),
+        revision,
+        reason: "outage".into(),
+    })
+}
+
+/// The ports that red/b is open for.
+fn open_ports(core: &Core) -> Vec<u16> {
+    let slot = core.plan.endpoints[&"red/b".parse().unwrap()].ingress_slot;
+    core.plan.entries(slot).keys().map(|k| u16::from_be_bytes(k.port)).filter(|p| *p != 0).collect()
+}
+
+#[test]
+fn a_rollback_goes_back_to_rules_of_a_revision_over_a_restart() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    let revision = |core: &Core| core.plan.endpoints[&"red/b".parse().unwrap()].revision;
+    let first = revision(&core);
+    for n in [81, 82] {
+        node.write(&port(n));
+        core.reload();
+    }
+    drop(core);
+    let mut core = node.agent();
+    assert_eq!(open_ports(&core), [82]);
+    let held = rollback(&mut core, first).unwrap();
+    assert_eq!((open_ports(&core), held.revision), (vec![80], revision(&core)));
+    assert!(
+        held.frozen
+            .is_some_and(|f| f.rolled_back && f.revision == first && f.withheld == "changed red/web/http")
+    );
+    node.write(&port(83));
+    core.reload();
+    drop(core);
+    let mut core = node.agent();
+    assert_eq!(open_ports(&core), [80]);
+    let [condition] = &conditions(&mut core, "red/b")[..] else { panic!("one condition") };
+    assert!(
+        condition.reason == "Rollback" && condition.message.contains("are in force again (outage)"),
+        "{condition:?}"
+    );
+    let unknown = rollback(&mut core, 9999).unwrap_err();
+    assert!(
+        unknown.code == ErrorCode::Conflict && unknown.message.contains(&format!("{first}, ")),
+        "{unknown}"
+    );
+    assert_eq!(open_ports(&core), [80]);
+    quarantine(&mut core, "red", "b").unwrap();
+    assert_eq!(rollback(&mut core, first).unwrap_err().code, ErrorCode::Conflict);
+    core.release(&request("red", "b")).unwrap();
+    core.release(&request("red", "b")).unwrap();
+    assert_eq!(open_ports(&core), [83]);
+}
+
+#[test]
+fn the_last_revisions_are_kept_and_their_file_is_bounded() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    let key = "red/b".parse().unwrap();
+    let mut revisions = vec![core.plan.endpoints[&key].revision];
+    for n in 1..=20 {
+        node.write(&port(1000 + n));
+        core.reload();
+        revisions.push(core.plan.endpoints[&key].revision);
+        while core.tidy() {}
+    }
+    let kept = &revisions[revisions.len() - crate::revisions::KEPT..];
+    assert_eq!(core.history.revisions.kept(&key), kept);
+    let path = node.dir.path().join("state").join(crate::revisions::FILE);
+    let text = fs::read_to_string(&path).unwrap();
+    drop(core);
+    // As after a long life: much that nobody needs, and a line that a crash cut.
+    fs::write(&path, format!("{}{}{}", "{\"old\":0}\n".repeat(120_000), text, "{\"policy\":")).unwrap();
+    let mut core = node.agent();
+    assert_eq!(core.history.revisions.kept(&key), kept);
+    node.write(&port(2000));
+    core.reload();
+    while core.tidy() {}
+    assert!(fs::metadata(&path).unwrap().len() < 100_000);
+    rollback(&mut core, kept[2]).unwrap();
+    assert_eq!(open_ports(&core), [1000 + 15]);
+    drop(core);
+    assert_eq!(open_ports(&node.agent()), [1000 + 15]);
 }

@@ -1,4 +1,4 @@
-//! Policies that somebody holds an endpoint at: quarantine and freeze.
+//! Policies that somebody holds an endpoint at: quarantine, freeze and rollback.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +32,21 @@ pub struct HoldRequest {
     pub reason: String,
 }
 
+/// Body of `POST /v1/policy/rollback`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RollbackRequest {
+    /// VPC or namespace.
+    pub vpc: String,
+    /// Its name there.
+    pub endpoint: String,
+    /// Revision whose rules are to be in force.
+    pub revision: u32,
+    /// Why, for whoever meets it; may be empty.
+    #[serde(default)]
+    pub reason: String,
+}
+
 /// Answer of these: how the endpoint is held now, which is in force where it is wired.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyHold {
@@ -44,7 +59,7 @@ pub struct PolicyHold {
     /// Set while it is in quarantine, which comes before everything else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantine: Option<Quarantine>,
-    /// Set while its policy is frozen.
+    /// Set while its policy is frozen or rolled back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen: Option<Frozen>,
 }
@@ -62,10 +77,10 @@ pub struct Quarantine {
     pub since_ms: u64,
 }
 
-/// The rules of that time stay in force.
+/// The rules of a revision stay in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Frozen {
-    /// Revision that was in force then.
+    /// The revision: the one in force then, or the one gone back to.
     pub revision: u32,
     /// As given.
     pub reason: String,
@@ -73,4 +88,7 @@ pub struct Frozen {
     pub since_ms: u64,
     /// What the sources say otherwise by now, in words; empty: nothing.
     pub withheld: String,
+    /// The revision is an earlier one, gone back to.
+    #[serde(default)]
+    pub rolled_back: bool,
 }

@@ -23,7 +23,7 @@ pub struct PolicySlotEntries {
     pub direction: Direction,
     /// Endpoints (`vpc/name`) that use it.
     pub endpoints: Vec<String>,
-    /// Those of them that an operator holds at it: `quarantine` or `freeze`.
+    /// Those of them that an operator holds at it: `quarantine`, `freeze` or `rollback`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub held: BTreeMap<String, String>,
     /// Entries by identity, protocol and port.

@@ -26,6 +26,8 @@ pub const POLICY_WAIT: &str = "/v1/policy/wait";
 pub const POLICY_QUARANTINE: &str = "/v1/policy/quarantine";
 /// `POST` [`super::HoldRequest`]: [`super::PolicyHold`].
 pub const POLICY_FREEZE: &str = "/v1/policy/freeze";
+/// `POST` [`super::RollbackRequest`]: [`super::PolicyHold`].
+pub const POLICY_ROLLBACK: &str = "/v1/policy/rollback";
 /// `POST` [`super::HoldRequest`]: [`super::PolicyHold`].
 pub const POLICY_RELEASE: &str = "/v1/policy/release";
 /// `GET ?vpc&endpoint&last`: [`super::PolicyHistory`].

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use flowloom_api::Side;
-use flowloom_api::v1::{ExplainRequest, HoldRequest, QuarantineRequest};
+use flowloom_api::v1::{ExplainRequest, HoldRequest, QuarantineRequest, RollbackRequest};
 use flowloom_model::VpcName;
 
 use crate::context::Context;
@@ -22,6 +22,7 @@ pub(crate) enum PolicyCommand {
     History(HistoryArgs),
     Quarantine(QuarantineArgs),
     Freeze(FreezeArgs),
+    Rollback(RollbackArgs),
     Release(ReleaseArgs),
 }
 
@@ -159,7 +160,24 @@ pub(crate) struct FreezeArgs {
     hold: HoldArgs,
 }
 
-/// End an endpoint's quarantine, or where there is none its freeze.
+/// Put the rules of an earlier revision of an endpoint in force, and keep them until it is released.
+///
+/// The agent keeps the rules of the last 8 revisions of each endpoint; `policy history` lists revisions with who made them. A frozen
+/// endpoint may be rolled back, and a rolled back one again.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  flowloom policy rollback red/web-1 --to 41
+  flowloom policy rollback red/web-1 --to 41 --reason outage")]
+pub(crate) struct RollbackArgs {
+    #[command(flatten)]
+    hold: HoldArgs,
+    /// The revision.
+    #[arg(long, value_name = "REVISION")]
+    to: u32,
+}
+
+/// End an endpoint's quarantine, or where there is none its freeze or rollback.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -226,6 +244,12 @@ pub(crate) fn run(context: &mut Context<'_>, command: &PolicyCommand) -> Result<
         }
         PolicyCommand::Freeze(args) => {
             let hold = context.client().freeze(&args.hold.request()?)?;
+            context.show(&hold, policy::hold)?;
+        }
+        PolicyCommand::Rollback(args) => {
+            let HoldRequest { vpc, endpoint, reason } = args.hold.request()?;
+            let request = RollbackRequest { vpc, endpoint, revision: args.to, reason };
+            let hold = context.client().rollback(&request)?;
             context.show(&hold, policy::hold)?;
         }
         PolicyCommand::Release(args) => {

@@ -27,10 +27,8 @@ pub(crate) fn many(endpoints: &EndpointList, view: View) -> String {
             Cell::from(&e.delivery),
             number(e.egress_slot).into(),
             number(e.ingress_slot).into(),
-            list(
-                &e.conditions.iter().map(|c| if c.status { &c.kind } else { &c.reason }).collect::<Vec<_>>(),
-            )
-            .into(),
+            list(e.conditions.iter().map(|c| if c.status { &c.kind } else { &c.reason }).collect::<Vec<_>>())
+                .into(),
             labels(&e.labels).into(),
         ]);
     }

@@ -87,6 +87,9 @@ pub(crate) fn hold(h: &PolicyHold, _: View) -> String {
             };
             format!("is in quarantine: nothing passes in {directions}")
         }
+        (None, Some(f)) if f.rolled_back => {
+            format!("is rolled back: the rules of revision {} are in force again", f.revision)
+        }
         (None, Some(f)) => format!("is frozen: the rules of revision {} stay in force", f.revision),
         (None, None) => "is released: what its sources say is in force".to_owned(),
     };
