@@ -40,6 +40,14 @@ struct Noted {
     policies: Vec<Option<(Arc<PolicySpec>, Arc<CompiledPolicy>)>>,
 }
 
+/// Changes of one pass.
+#[derive(Debug, Default)]
+struct Batch {
+    /// Whom policies are compiled for.
+    identities: SharedMap<Identity, Arc<IdentityFacts>>,
+    noted: Vec<Noted>,
+}
+
 /// See the module's comment.
 #[derive(Debug, Default)]
 pub(crate) struct History {
@@ -55,7 +63,7 @@ pub(crate) struct History {
     decided: BTreeMap<EndpointKey, Decided>,
     /// What was refused last, by endpoint: it is tried again and noted once.
     refused: BTreeMap<EndpointKey, (u32, String)>,
-    waiting: Vec<(SharedMap<Identity, Arc<IdentityFacts>>, Vec<Noted>)>,
+    waiting: Vec<Batch>,
     /// The rules of earlier revisions.
     pub(crate) revisions: Revisions,
 }
@@ -145,7 +153,7 @@ impl History {
             noted.push(Noted { change, policies: pairs });
         }
         if !noted.is_empty() {
-            self.waiting.push((plan.identities.clone(), noted));
+            self.waiting.push(Batch { identities: plan.identities.clone(), noted });
         }
     }
 
@@ -177,7 +185,7 @@ impl History {
         error: String,
     ) {
         let endpoint = key.to_string();
-        let waiting = self.waiting.iter().flat_map(|(_, noted)| noted).map(|noted| &noted.change);
+        let waiting = self.waiting.iter().flat_map(|batch| &batch.noted).map(|noted| &noted.change);
         if waiting.chain(&self.changes).any(|c| c.number >= first && c.endpoint == endpoint) {
             return;
         }
@@ -192,7 +200,8 @@ impl History {
             error,
         };
         self.next += 1;
-        self.waiting.push((SharedMap::default(), vec![Noted { change, policies: Vec::new() }]));
+        let noted = vec![Noted { change, policies: Vec::new() }];
+        self.waiting.push(Batch { noted, ..Batch::default() });
     }
 
     /// Whether [`Self::write`] has something to do.
@@ -203,7 +212,7 @@ impl History {
     /// Counts entries and writes the lines.
     pub(crate) fn write(&mut self, store: &Store) {
         let mut text = Vec::new();
-        for (identities, noted) in std::mem::take(&mut self.waiting) {
+        for Batch { identities, noted } in std::mem::take(&mut self.waiting) {
             let mut counted = HashMap::new();
             for Noted { change, policies } in &noted {
                 let mut change = change.clone();
