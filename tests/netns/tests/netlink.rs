@@ -400,6 +400,7 @@ fn entering_a_namespace_never_moves_the_caller() -> Result<()> {
     let (cookie, other) = (a.cookie()?, Ns::new("b")?.cookie()?);
     assert_eq!(a.cookie()?, cookie);
     assert_ne!(cookie, other);
+    assert_eq!(Handle::in_netns(&a)?.netns_cookie()?, cookie, "a handle is in its namespace");
     // The sysctls read are those of the namespace that was entered.
     let here = || sysctl::read(&Scope::All, Key::AcceptDad);
     assert_eq!(a.run_in(here)??, 0);

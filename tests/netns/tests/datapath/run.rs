@@ -116,6 +116,10 @@ fn quotas_count_what_is_there_and_get_back_what_goes() -> Result {
     assert_eq!((used(None)?, used(e1)?), (Some((10, 1000)), Some((10, 50))));
     assert!(view.set_quota(vpc, e1, 60)?);
     assert_eq!(used(e1)?, Some((10, 60)), "a new limit keeps the count");
+    assert!(!view.start_quota(vpc, EndpointId(1), 60)?, "nor does a start change what is there");
+    assert!(view.start_quota(vpc, EndpointId(1), 70)? && view.start_quota(vpc, EndpointId(7), 50)?);
+    assert_eq!((used(e1)?, used(Some(EndpointId(7)))?), (Some((10, 70)), Some((0, 50))));
+    assert!(view.remove_quota(vpc, Some(EndpointId(7)))? && view.set_quota(vpc, e1, 60)?);
 
     assert_eq!(view.flush(&CtFilter { port: Some(3), ..CtFilter::default() })?, 1);
     assert_eq!((used(None)?, used(e1)?), (Some((9, 1000)), Some((9, 60))));
