@@ -462,6 +462,23 @@ fn a_failed_add_leaves_nothing_and_takes_no_address() {
 }
 
 #[test]
+fn an_add_whose_intent_cannot_be_written_makes_nothing() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    let (state, devices) = (node.state(), node.devices());
+    let (records, away) =
+        (node.dir.path().join("state/endpoints"), node.dir.path().join("state/endpoints.away"));
+    fs::rename(&records, &away).unwrap();
+    let refused = core.cni_add_all(&[add("c1"), add("c2")]);
+    assert!(refused.iter().all(|r| r.as_ref().is_err_and(|e| e.code == ErrorCode::Realise)), "{refused:?}");
+    assert_eq!(KernelState { vpcs: state.vpcs.clone(), ..node.state() }, state);
+    assert_eq!(node.devices(), devices);
+    fs::rename(&away, &records).unwrap();
+    assert!(core.cni_add_all(&[add("c1"), add("c2")]).iter().all(Result::is_ok));
+    assert_eq!(core.ipam_report().pools.iter().find(|p| p.allocates).unwrap().available, 6);
+}
+
+#[test]
 fn a_policy_that_does_not_fit_refuses_the_add_and_keeps_everything_else() {
     let node = Node::new(Some(DOCUMENT));
     let mut core = node.agent();
