@@ -42,8 +42,8 @@ pub struct Link {
     pub kind: Option<String>,
     /// veth: the other end's index, in *its* namespace.
     pub peer: Option<IfIndex>,
-    /// The other end is in another namespace.
-    pub peer_elsewhere: bool,
+    /// The other end is in another namespace: what this one calls that.
+    pub peer_netns: Option<i32>,
     /// The bridge (or other controller) it belongs to.
     pub master: Option<IfIndex>,
     /// VXLAN: how it is set up.
@@ -72,7 +72,7 @@ impl Link {
             group: 0,
             kind: None,
             peer: None,
-            peer_elsewhere: false,
+            peer_netns: None,
             master: None,
             vxlan: None,
             addr_gen_none: None,
@@ -85,7 +85,7 @@ impl Link {
                 LinkAttribute::IfAlias(s) => link.alias = Some(s.clone()),
                 LinkAttribute::Group(n) => link.group = *n,
                 LinkAttribute::Link(i) => link.peer = Some(IfIndex(*i)),
-                LinkAttribute::LinkNetNsId(_) => link.peer_elsewhere = true,
+                LinkAttribute::LinkNetNsId(id) => link.peer_netns = Some(*id),
                 LinkAttribute::Controller(i) => link.master = Some(IfIndex(*i)),
                 LinkAttribute::AfSpecUnspec(list) => {
                     for inet6 in list
@@ -244,6 +244,19 @@ impl Handle {
     /// [`Error::Missing`] when it does not.
     pub fn expect_link(&mut self, name: &LinkName) -> Result<Link> {
         self.link(name)?.ok_or_else(|| Error::Missing { object: format!("link {:?}", name.as_str()) })
+    }
+
+    /// Has the kernel act on the carrier of a pair's other end, which came with this one's being switched on. By itself it gets to
+    /// that some time later; until then the other end swallows what it is given to send (Linux 6.8 and later act before they tell).
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn settle_peer(&mut self, near: IfIndex) -> Result<()> {
+        let Some(link) = self.link_by_index(near)? else { return Ok(()) };
+        let Some(peer) = link.peer else { return Ok(()) };
+        let mut m = message(peer);
+        m.attributes.extend(link.peer_netns.map(LinkAttribute::IfNetnsId));
+        self.read_link(m, format!("the other end of link {near}")).map(drop)
     }
 
     fn read_link(&mut self, m: LinkMessage, object: String) -> Result<Option<Link>> {

@@ -11,7 +11,7 @@ use flowloom_netlink::{
     Address, Batch, Error, Event, Handle, IfIndex, Interest, LinkChange, LinkName, Mac, Monitor, Neighbour,
     Netns, PROTOCOL, Route, RouteKind, RouteTable, Rule, RuleFamily, VethEnd, VethPair, VethSpec, VxlanSpec,
 };
-use flowloom_testkit::{Ns, PATIENCE, connect, eventually, temp_dir};
+use flowloom_testkit::{Capture, Ns, PATIENCE, Packet, RawSender, connect, eventually, temp_dir};
 use ipnet::IpNet;
 
 fn name(s: &str) -> LinkName {
@@ -52,7 +52,10 @@ fn a_veth_pair_is_made_as_asked_with_its_far_end_in_the_other_namespace() -> Res
     assert_eq!(made.near_mac, Some(NEAR_MAC));
     let near = ha.expect_link(&name("fltest0"))?;
     assert_eq!((near.index, near.mac, near.mtu, near.up), (made.near, Some(NEAR_MAC), 1422, true));
-    assert_eq!((near.kind.as_deref(), near.peer, near.peer_elsewhere), (Some("veth"), Some(made.far), true));
+    assert_eq!(
+        (near.kind.as_deref(), near.peer, near.peer_netns.is_some()),
+        (Some("veth"), Some(made.far), true)
+    );
     assert_eq!(near.alias.as_deref(), Some("flowloom:test/a"));
     assert!(near.is_ours());
     assert_eq!(near.addr_gen_none, Some(true));
@@ -282,6 +285,38 @@ fn a_workload_is_set_up_by_one_batch_and_can_speak() -> Result<()> {
     let text = hb.apply(bad).unwrap_err().to_string();
     assert!(text.contains("10.99.0.0/16") && text.contains("ENETUNREACH"), "{text}");
     assert_eq!(hb.addresses(Some(made.far))?.iter().filter(|x| x.net == net("10.7.0.6/32")).count(), 1);
+    Ok(())
+}
+
+#[test]
+fn a_workloads_first_packet_was_swallowed_before_the_kernel_had_noticed_the_carrier() -> Result<()> {
+    let near = Ns::new("near")?;
+    let mut here = near.handle()?;
+    let frame = Packet::udp("10.1.0.1:1".parse()?, "10.1.0.2:2".parse()?, b"first").frame();
+    for round in 0..40 {
+        let far = Ns::new("far")?;
+        let (near_name, far_name) = (name("fltest0"), name("eth0"));
+        let made = here.create_veth(&VethSpec {
+            near: VethEnd { name: &near_name, mac: Some(NEAR_MAC) },
+            far: VethEnd { name: &far_name, mac: Some(FAR_MAC) },
+            far_netns: Some(&far),
+            mtu: 1422,
+            alias: None,
+            near_addr_gen_none: true,
+            near_up: false,
+            queues: Some(1),
+        })?;
+        far.handle()?.apply(Batch::new().link(made.far, &LinkChange::up()))?;
+        let (sender, seen) = (RawSender::open(&far, &far_name)?, Capture::start(&near, &near_name)?);
+        here.ensure_link(made.near, &LinkChange::up())?;
+        here.settle_peer(made.near)?;
+        sender.send(&frame)?;
+        eventually(PATIENCE, || {
+            let came = seen.frames().iter().any(|f| f.bytes == frame);
+            if came { Ok(()) } else { Err(format!("round {round}: {} other frames", seen.count())) }
+        });
+        here.delete_link(made.near)?;
+    }
     Ok(())
 }
 

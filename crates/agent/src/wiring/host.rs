@@ -175,7 +175,12 @@ impl Wiring for Host {
     fn raise(&mut self, ifindex: u32) -> Result<(), WiringError> {
         writes::before("device up");
         let up = flowloom_netlink::LinkChange::up();
-        writes::made(usize::from(self.netlink.ensure_link(IfIndex(ifindex), &up)?));
+        let raised = self.netlink.ensure_link(IfIndex(ifindex), &up)?;
+        writes::made(usize::from(raised));
+        if raised {
+            // What the workload sends first is not lost: the answer that lets it start comes after this.
+            self.netlink.settle_peer(IfIndex(ifindex))?;
+        }
         Ok(())
     }
 

@@ -110,7 +110,7 @@ fn complete(
 ) -> Result<Option<NetnsCookie>, WiringError> {
     let mut inside = Handle::in_netns(netns)?;
     let Some(far) = inside.link(interface)? else { return Ok(None) };
-    if link.peer != Some(far.index) || !link.peer_elsewhere {
+    if link.peer != Some(far.index) || link.peer_netns.is_none() {
         return Ok(None);
     }
     let near =
