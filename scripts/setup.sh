@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what building and testing need on Debian 12 (as root). Idempotent; prints nothing when all is there.
-# Usage: scripts/setup.sh [--k8s]     --k8s: also what a Kubernetes cluster on this machine needs (docs/lab.md)
+# Usage: scripts/setup.sh [--k8s|--vm]     --k8s: also what a Kubernetes cluster on this machine needs (docs/lab.md);
+#                                          --vm: also what another kernel in a virtual machine needs
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,6 +18,8 @@ if [ "${1-}" = --k8s ]; then
              busybox-static bash dash curl wget bind9-dnsutils bind9-host netcat-openbsd iperf iputils-ping conntrack iptables)
   command -v go >/dev/null || { echo "setup: Go 1.21 or later is needed (https://go.dev/dl): Kubernetes is built from its modules" >&2; exit 1; }
 fi
+# The emulator for its libraries: a newer one of its kind is unpacked beside the system (xtask/src/vm.rs).
+[ "${1-}" != --vm ] || packages+=(qemu-system-x86 seabios busybox-static kmod cpio iputils-ping procps)
 
 missing=()
 for p in "${packages[@]}"; do

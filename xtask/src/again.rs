@@ -48,7 +48,7 @@ pub(crate) fn test(command: impl Fn(&[&str]) -> Command, args: &[&str]) -> Resul
 }
 
 /// Runs it, passes on what it prints as it comes, and returns that; its two outputs share a pipe, so the order stays.
-fn shown(command: &mut Command) -> Result<(bool, String)> {
+pub(crate) fn shown(command: &mut Command) -> Result<(bool, String)> {
     let (mut reader, writer) = std::io::pipe()?;
     command.stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;

@@ -10,6 +10,7 @@ mod lab;
 mod layers;
 mod run;
 mod tiers;
+mod vm;
 
 use clap::{Parser, Subcommand};
 

@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
-use crate::{again, bpf, check, lab, run};
+use crate::{again, bpf, check, lab, run, vm};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Tiers to run, in this order: check, unit, kernel, e2e, demo. All when none is named. By name only: k8s; and
+    /// Tiers to run, in this order: check, unit, kernel, e2e, demo. All when none is named. By name only: k8s, vm; and
     /// `conformance [GROUP]...`, upstream's suites.
     #[arg(allow_hyphen_values = true)]
     tiers: Vec<String>,
@@ -49,8 +49,8 @@ const TIERS: &[Tier] = &[
     ("demo", || demo(&DemoArgs { keep: false, k8s: false }).map(|()| Flaked::new())),
 ];
 
-/// Run when they are named: they need Kubernetes' programs (`cargo xtask lab build`, minutes once).
-const BY_NAME: &[Tier] = &[("k8s", lab::tier)];
+/// Run when they are named: they need Kubernetes' programs (`cargo xtask lab build`, minutes once), or an emulator.
+const BY_NAME: &[Tier] = &[("k8s", lab::tier), ("vm", vm::tier)];
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some((first, groups)) = args.tiers.split_first()
