@@ -1,11 +1,13 @@
 //! ADD and DEL of a plugin, run as a runtime runs it: a process per call, environment and standard input.
 
+use std::io::Write as _;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use flowloom_netlink::Netns;
-use flowloom_testkit::{Cmd, Ns};
+use flowloom_testkit::Ns;
 
 /// A plugin under measurement.
 #[derive(Debug)]
@@ -28,21 +30,30 @@ pub struct Times {
 }
 
 impl Plugin<'_> {
+    /// From the start of the process to its end, through pipes: no file of ours is in what is measured.
     fn call(&self, verb: &str, id: &str, netns: &Path) -> Result<Duration> {
-        let start = Instant::now();
-        Cmd::new(&[self.program.as_str()])
-            .env("CNI_COMMAND", verb)
-            .env("CNI_CONTAINERID", id)
-            .env("CNI_NETNS", netns)
-            .env("CNI_IFNAME", "eth0")
-            .env("CNI_PATH", "/usr/lib/cni")
-            .input(self.config.as_bytes())
-            .in_netns(self.node)?
-            .timeout(Duration::from_secs(60))
-            .run()?
-            .success()
-            .with_context(|| format!("{verb} {id}"))?;
-        Ok(start.elapsed())
+        let run = || -> std::io::Result<_> {
+            let mut command = Command::new(&self.program);
+            let variables =
+                [("COMMAND", verb), ("CONTAINERID", id), ("IFNAME", "eth0"), ("PATH", "/usr/lib/cni")];
+            command.envs(variables.map(|(key, value)| (format!("CNI_{key}"), value)));
+            command
+                .env("CNI_NETNS", netns)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            let start = Instant::now();
+            let mut child = command.spawn()?;
+            // Dropped at once: the plugin reads to the end.
+            if let Some(mut stdin) = child.stdin.take() {
+                stdin.write_all(self.config.as_bytes())?;
+            }
+            Ok((child.wait_with_output()?, start.elapsed()))
+        };
+        let (output, time) = self.node.run_in(run)?.with_context(|| format!("{verb} {id}"))?;
+        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        ensure!(output.status.success(), "{verb} {id}: {} {}", said(&output.stdout), said(&output.stderr));
+        Ok(time)
     }
 
     /// ADD and DEL of one workload, `rounds` times.
