@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use self::server::Server;
 use crate::measure::{Goal, alone, p99, resident};
 use crate::node::Effort;
+use crate::parts::chosen;
 use crate::report::Measure;
 
 const NODES: &str = "/api/v1/nodes";
@@ -70,13 +71,8 @@ const PARTS: [(&str, Part); 5] = [
 /// # Errors
 /// When there is no such part, or the agent does not follow.
 pub fn bench(effort: Effort, only: &[String]) -> Result<Vec<Measure>> {
-    if let Some(unknown) = only.iter().find(|o| !PARTS.iter().any(|(name, _)| name == o)) {
-        bail!("no part {unknown:?}; there are: {}", PARTS.map(|(name, _)| name).join(", "));
-    }
     let mut measures = Vec::new();
-    for (name, part) in
-        PARTS.into_iter().filter(|(name, _)| only.is_empty() || only.iter().any(|o| o == name))
-    {
+    for (name, part) in chosen(&PARTS, only)? {
         let new = part(effort).with_context(|| name.to_owned())?;
         for m in &new {
             eprintln!("  {}: {}: {:.3} {}", m.bench, m.measure, m.ours, m.unit);

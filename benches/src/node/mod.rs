@@ -9,11 +9,12 @@ mod traffic;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use flowloom_netlink::Netns;
 use flowloom_tests_e2e::{Document, Lab};
 use serde_json::{Value, json};
 
+use crate::parts::chosen;
 use crate::report::Measure;
 
 /// How much to do.
@@ -60,14 +61,8 @@ const PARTS: [(&str, Part); 8] = [
 /// # Errors
 /// When there is no such part, something cannot be set up or traffic does not flow.
 pub fn bench(effort: Effort, only: &[String]) -> Result<Vec<Measure>> {
-    if let Some(unknown) = only.iter().find(|o| !PARTS.iter().any(|(name, _)| name == o)) {
-        bail!("no part {unknown:?}; there are: {}", PARTS.map(|(name, _)| name).join(", "));
-    }
     let mut measures = Vec::new();
-    for (name, part) in PARTS {
-        if !only.is_empty() && !only.iter().any(|o| o == name) {
-            continue;
-        }
+    for (name, part) in chosen(&PARTS, only)? {
         let begin = Instant::now();
         let new = part(effort).with_context(|| name.to_owned())?;
         eprintln!("{name}: {:.0} s", begin.elapsed().as_secs_f32());

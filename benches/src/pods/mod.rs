@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use flowloom_lab::{BUSYBOX, Lab, Options, node, wait};
 use flowloom_netlink::Netns;
 use serde_json::{Value, json};
@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use self::api::{Api, PATIENCE, exchange};
 use crate::measure::{Goal, against};
 use crate::node::Effort;
+use crate::parts::chosen;
 use crate::report::Measure;
 
 const BENCH: &str = "pods: a real cluster of one node";
@@ -65,13 +66,8 @@ const PARTS: [(&str, Part); 2] = [("start", start), ("objects", |_| objects::obj
 /// # Errors
 /// When there is no such part, programs of the lab are missing (`scripts/setup.sh --k8s`), or a Pod never speaks.
 pub fn bench(effort: Effort, only: &[String]) -> Result<Vec<Measure>> {
-    if let Some(unknown) = only.iter().find(|o| !PARTS.iter().any(|(name, _)| name == o)) {
-        bail!("no part {unknown:?}; there are: {}", PARTS.map(|(name, _)| name).join(", "));
-    }
     let mut measures = Vec::new();
-    for (name, part) in
-        PARTS.into_iter().filter(|(name, _)| only.is_empty() || only.iter().any(|o| o == name))
-    {
+    for (name, part) in chosen(&PARTS, only)? {
         let begin = Instant::now();
         measures.extend(part(effort).with_context(|| name.to_owned())?);
         eprintln!("{name}: {:.0} s", begin.elapsed().as_secs_f32());

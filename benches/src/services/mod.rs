@@ -12,7 +12,7 @@ mod side;
 
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use self::cgroup::Group;
 use self::ours::Ours;
@@ -20,6 +20,7 @@ use self::proxy::Proxy;
 use self::side::Side;
 use crate::measure::{Goal, against};
 use crate::node::Effort;
+use crate::parts::chosen;
 use crate::report::Measure;
 use crate::traffic::{Turns, take_turns};
 
@@ -41,14 +42,9 @@ const PARTS: [(&str, Part); 4] = [
 /// # Errors
 /// When there is no such part, something cannot be set up or a Service does not answer.
 pub fn bench(effort: Effort, only: &[String]) -> Result<Vec<Measure>> {
-    if let Some(unknown) = only.iter().find(|o| !PARTS.iter().any(|(name, _)| name == o)) {
-        bail!("no part {unknown:?}; there are: {}", PARTS.map(|(name, _)| name).join(", "));
-    }
     let group = Group::new()?;
     let mut measures = Vec::new();
-    for (name, part) in
-        PARTS.into_iter().filter(|(name, _)| only.is_empty() || only.iter().any(|o| o == name))
-    {
+    for (name, part) in chosen(&PARTS, only)? {
         let begin = Instant::now();
         let new = part(effort, &group).with_context(|| name.to_owned())?;
         eprintln!("{name}: {:.0} s", begin.elapsed().as_secs_f32());

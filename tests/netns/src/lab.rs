@@ -1,6 +1,6 @@
 //! A node of namespaces with the programs attached and the maps filled by hand: program tests without agent or compiler.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context as _, Result};
 use aya::programs::TcAttachType;
@@ -8,7 +8,9 @@ use flowloom_bpf_abi::{
     self as abi, Addr, delivery, endpoint_flags, map_name, peer_flags, verdict, vpc_flags,
 };
 use flowloom_netlink::LinkName;
-use flowloom_testkit::{Netfilter, Ns, connect};
+use flowloom_testkit::{
+    EchoServer, Mode, Netfilter, Ns, Outcome, PATIENCE, Probe, TcpClient, TcpServer, connect,
+};
 
 use crate::programs::{Programs, entry};
 
@@ -301,6 +303,29 @@ impl Lab {
         node.run_in(|| program.attach(device, at).map(drop))?
             .with_context(|| format!("attaching to {device}"))
     }
+}
+
+/// Much more than one segment, and more than the kernel puts into one packet inside the machine.
+const BULK: usize = 300_000;
+
+/// Has `to` serve `at`, and `from` ask at `entry`: a handshake, a datagram, an echo where nothing is translated, and more than a segment each
+/// way come through. The server goes on while it is held.
+///
+/// # Panics
+/// When something does not; then with what the labs dropped.
+pub fn passes(labs: &[&Lab], from: &Ns, entry: SocketAddr, to: &Ns, at: SocketAddr) -> TcpServer {
+    let drops = || labs.iter().map(|l| l.programs.drops()).collect::<Vec<_>>();
+    let tcp = TcpServer::start(to, at, Mode::Echo).expect("tcp server");
+    let _udp = EchoServer::start(to, at).expect("udp server");
+    let echo = (entry == at).then(|| Probe::icmp(from, at.ip()));
+    for probe in [Probe::tcp(from, entry), Probe::udp(from, entry)].into_iter().chain(echo) {
+        let outcome = probe.timeout(PATIENCE).run().expect("probe");
+        assert_eq!(outcome, Outcome::Connected, "{:?} to {entry}: {:?}", probe.proto, drops());
+    }
+    let mut client = TcpClient::connect(from, entry, PATIENCE).expect("connect");
+    let bulk = client.round_trip(&vec![7; BULK], PATIENCE);
+    assert!(bulk.is_ok(), "{bulk:?} to {entry}: {:?}", drops());
+    tcp
 }
 
 /// Sets the packet filter of a namespace.

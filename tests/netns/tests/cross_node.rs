@@ -3,10 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use flowloom_testkit::{
-    EchoServer, Mode, Netfilter, Outcome, PATIENCE, Probe, TcpClient, TcpServer, Topology, eventually,
-};
-use flowloom_tests_netns::lab::{BLUE, Lab, RED, REJECT, Workload, identity};
+use flowloom_testkit::{Mode, Netfilter, Outcome, PATIENCE, Probe, TcpServer, Topology, eventually};
+use flowloom_tests_netns::lab::{BLUE, Lab, RED, REJECT, Workload, identity, passes};
 
 struct Two {
     one: Lab,
@@ -48,30 +46,8 @@ fn crosses(tunnel_v6: bool) {
     introduce(&mut t, &a, &b, tunnel_v6);
     for v6 in [false, true] {
         let to = SocketAddr::new(b.ip(v6), 8080);
-        let _tcp = TcpServer::start(&b.ns, to, Mode::Echo).expect("server");
-        let _udp = EchoServer::start(&b.ns, to).expect("server");
-        let outcome = Probe::tcp(&a.ns, to).timeout(PATIENCE).run().expect("tcp");
-        assert_eq!(
-            outcome,
-            Outcome::Connected,
-            "tcp v6={v6} {:?} {:?}",
-            t.one.programs.drops(),
-            t.two.programs.drops()
-        );
-        assert_eq!(
-            Probe::udp(&a.ns, to).timeout(PATIENCE).run().expect("udp"),
-            Outcome::Connected,
-            "udp v6={v6}"
-        );
-        assert_eq!(
-            Probe::icmp(&a.ns, to.ip()).timeout(PATIENCE).run().expect("icmp"),
-            Outcome::Connected,
-            "echo v6={v6}"
-        );
-        // Larger than the tunnel's MTU in one segment: the sender learns the path's MTU and goes on.
-        let mut client = TcpClient::connect(&a.ns, to, Duration::from_secs(2)).expect("connect");
-        let data = vec![7; 200_000];
-        client.round_trip(&data, Duration::from_secs(10)).expect("bulk");
+        // What is larger than the tunnel's MTU in one segment, too: the sender learns the path's MTU and goes on.
+        passes(&[&t.one, &t.two], &a.ns, to, &b.ns, to);
     }
 }
 

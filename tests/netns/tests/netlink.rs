@@ -348,7 +348,7 @@ fn the_monitor_tells_changes_and_says_when_it_lost_some() -> Result<()> {
     let address = Address::new(made.near, net("10.7.0.1/24"));
     h.ensure_address(&address)?;
     h.delete_link(made.near)?;
-    assert!(monitor.wait(Duration::from_secs(5))?);
+    assert!(monitor.wait(PATIENCE)?);
     let mut events = Vec::new();
     eventually(PATIENCE, || {
         events.extend(monitor.read().map_err(|e| e.to_string())?);

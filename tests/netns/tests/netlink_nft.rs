@@ -124,8 +124,8 @@ fn what_leaves_the_node_carries_its_address_and_what_is_excepted_does_not() -> R
         );
         nft.ensure(&Masquerade { sources: sources.clone(), ..Masquerade::default() })?;
         assert_eq!(Probe::udp(&workload, echo.addr()).timeout(PATIENCE).run()?, Outcome::Connected);
-        let mut client = TcpClient::connect(&workload, server.addr(), Duration::from_secs(2))?;
-        client.round_trip(b"hello", Duration::from_secs(2))?;
+        let mut client = TcpClient::connect(&workload, server.addr(), PATIENCE)?;
+        client.round_trip(b"hello", PATIENCE)?;
         assert_eq!(server.peers().last().map(std::net::SocketAddr::ip), Some(node_ip));
         // Excepted: the source stays; the world is taught the way back.
         nft.ensure(&Masquerade {
@@ -135,8 +135,8 @@ fn what_leaves_the_node_carries_its_address_and_what_is_excepted_does_not() -> R
         })?;
         let index = world.ns.handle()?.expect_link(&LinkName::new("eth0")?)?.index;
         world.ns.handle()?.ensure_route(&Route::via(own.trunc(), node_ip, index))?;
-        let mut client = TcpClient::connect(&workload, server.addr(), Duration::from_secs(2))?;
-        client.round_trip(b"again", Duration::from_secs(2))?;
+        let mut client = TcpClient::connect(&workload, server.addr(), PATIENCE)?;
+        client.round_trip(b"again", PATIENCE)?;
         assert_eq!(server.peers().last().map(std::net::SocketAddr::ip), Some(own.addr()));
     }
     Ok(())

@@ -6,27 +6,15 @@ use std::time::Duration;
 use aya::programs::TcAttachType;
 use flowloom_bpf_abi::{config_flags, delivery, map_name, mark, peer_flags};
 use flowloom_testkit::{
-    EchoServer, Mode, Netfilter, Ns, Outcome, PATIENCE, Probe, TcpClient, TcpServer, Topology, UdpReceiver,
-    UdpSender, eventually, never,
+    Mode, Netfilter, Ns, Outcome, PATIENCE, Probe, TcpServer, Topology, UdpReceiver, UdpSender, eventually,
+    never,
 };
-use flowloom_tests_netns::lab::{ALLOW, DEFAULT_VPC, DENY, Lab, RED, REJECT, Workload, identity};
+use flowloom_tests_netns::lab::{ALLOW, DEFAULT_VPC, DENY, Lab, RED, REJECT, Workload, identity, passes};
 
 fn reaches(lab: &Lab, from: &Ns, to: &Workload) {
     for v6 in [false, true] {
         let addr = SocketAddr::new(to.ip(v6), 8080);
-        let _tcp = TcpServer::start(&to.ns, addr, Mode::Echo).expect("server");
-        let _udp = EchoServer::start(&to.ns, addr).expect("server");
-        let tcp = Probe::tcp(from, addr).timeout(PATIENCE).run().expect("tcp");
-        assert_eq!(tcp, Outcome::Connected, "tcp v6={v6} {:?}", lab.programs.drops());
-        assert_eq!(
-            Probe::udp(from, addr).timeout(PATIENCE).run().expect("udp"),
-            Outcome::Connected,
-            "udp v6={v6}"
-        );
-        let echo = Probe::icmp(from, addr.ip()).timeout(PATIENCE).run().expect("icmp");
-        assert_eq!(echo, Outcome::Connected, "icmp v6={v6}");
-        let mut client = TcpClient::connect(from, addr, PATIENCE).expect("connect");
-        client.round_trip(&vec![7; 300_000], Duration::from_secs(5)).expect("bulk");
+        passes(&[lab], from, addr, &to.ns, addr);
     }
 }
 

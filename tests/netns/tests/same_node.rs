@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use flowloom_testkit::{EchoServer, Mode, Outcome, PATIENCE, Probe, TcpServer};
-use flowloom_tests_netns::lab::{DENY, Lab, RED};
+use flowloom_testkit::{Mode, Outcome, Probe, TcpServer};
+use flowloom_tests_netns::lab::{DENY, Lab, RED, passes};
 
 #[test]
 fn tcp_udp_and_echo_pass_between_two_workloads_of_a_vpc() {
@@ -13,20 +13,7 @@ fn tcp_udp_and_echo_pass_between_two_workloads_of_a_vpc() {
     let b = lab.workload(&node, 2, RED, 0, 11).expect("b");
     for v6 in [false, true] {
         let to = SocketAddr::new(b.ip(v6), 8080);
-        let _tcp = TcpServer::start(&b.ns, to, Mode::Echo).expect("server");
-        let _udp = EchoServer::start(&b.ns, to).expect("server");
-        let tcp = Probe::tcp(&a.ns, to).timeout(PATIENCE).run().expect("tcp");
-        assert_eq!(tcp, Outcome::Connected, "tcp v6={v6} {:?}", lab.programs.drops());
-        assert_eq!(
-            Probe::udp(&a.ns, to).timeout(PATIENCE).run().expect("udp"),
-            Outcome::Connected,
-            "udp v6={v6}"
-        );
-        assert_eq!(
-            Probe::icmp(&a.ns, to.ip()).timeout(PATIENCE).run().expect("icmp"),
-            Outcome::Connected,
-            "echo v6={v6}"
-        );
+        passes(&[&lab], &a.ns, to, &b.ns, to);
     }
 }
 

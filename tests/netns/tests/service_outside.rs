@@ -3,16 +3,13 @@
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::time::Duration;
 
 use aya::programs::TcAttachType;
 use flowloom_bpf_abi::{
     self as abi, Addr, PeerRecord, address_flags, flow_kind, identity as reserved, map_name, peer_flags,
 };
-use flowloom_testkit::{
-    EchoServer, Mode, Netfilter, Ns, Outcome, PATIENCE, Probe, TcpClient, TcpServer, Topology, eventually,
-};
-use flowloom_tests_netns::lab::{DEFAULT_VPC, DENY, Lab, Workload, identity};
+use flowloom_testkit::{Mode, Netfilter, Ns, Outcome, PATIENCE, Probe, TcpServer, Topology, eventually};
+use flowloom_tests_netns::lab::{DEFAULT_VPC, DENY, Lab, Workload, identity, passes};
 
 const NODE_PORT: u16 = 30_080;
 
@@ -124,15 +121,8 @@ fn namespace<'w>(world: &'w World, server: &str) -> &'w Ns {
 fn works(world: &mut World, server: &str, at: SocketAddr, peer: IpAddr) {
     let entry = serve(world, at);
     let ns = namespace(world, server);
-    let tcp = TcpServer::start(ns, at, Mode::Echo).expect("server");
-    let _udp = EchoServer::start(ns, at).expect("server");
-    let drops = || world.labs.iter().map(|l| l.programs.drops()).collect::<Vec<_>>();
-    let probe = Probe::tcp(world.outside(), entry).timeout(PATIENCE).run().expect("tcp");
-    assert_eq!(probe, Outcome::Connected, "{server} tcp {entry} {:?}", drops());
-    let probe = Probe::udp(world.outside(), entry).timeout(PATIENCE).run().expect("udp");
-    assert_eq!(probe, Outcome::Connected, "{server} udp {entry} {:?}", drops());
-    let mut client = TcpClient::connect(world.outside(), entry, PATIENCE).expect("connect");
-    client.round_trip(&vec![7; 300_000], Duration::from_secs(5)).expect("bulk");
+    let labs: Vec<&Lab> = world.labs.iter().collect();
+    let tcp = passes(&labs, world.outside(), entry, ns, at);
     eventually(PATIENCE, || {
         let seen: Vec<IpAddr> = tcp.peers().iter().map(SocketAddr::ip).collect();
         if !seen.is_empty() && seen.iter().all(|ip| *ip == peer) { Ok(()) } else { Err(seen) }

@@ -2,16 +2,13 @@
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::time::Duration;
 
 use flowloom_bpf_abi::{self as abi, map_name, service_flags};
 use flowloom_testkit::{
-    EchoServer, Mode, Netfilter, Ns, Outcome, PATIENCE, Probe, TcpClient, TcpServer, Topology, eventually,
+    Mode, Netfilter, Ns, Outcome, PATIENCE, Probe, TcpClient, TcpServer, Topology, eventually,
 };
-use flowloom_tests_netns::lab::{BLUE, DEFAULT_VPC, DENY, Lab, RED, Workload, identity};
+use flowloom_tests_netns::lab::{BLUE, DEFAULT_VPC, DENY, Lab, RED, Workload, identity, passes};
 use flowloom_tests_netns::services::{PROTOCOLS, number, vip};
-
-const BULK: usize = 300_000;
 
 fn service(v6: bool) -> SocketAddr {
     SocketAddr::new(vip(v6), 80)
@@ -23,16 +20,7 @@ fn backend(w: &Workload, v6: bool) -> SocketAddr {
 
 /// One handshake, one datagram, and more than a segment each way through the service.
 fn works(labs: &[&Lab], from: &Ns, to: &Ns, v6: bool, at: SocketAddr) {
-    let drops = || labs.iter().map(|l| l.programs.drops()).collect::<Vec<_>>();
-    let tcp = TcpServer::start(to, at, Mode::Echo).expect("server");
-    let _udp = EchoServer::start(to, at).expect("server");
-    let probe = Probe::tcp(from, service(v6)).timeout(PATIENCE).run().expect("tcp");
-    assert_eq!(probe, Outcome::Connected, "tcp v6={v6} {:?}", drops());
-    let probe = Probe::udp(from, service(v6)).timeout(PATIENCE).run().expect("udp");
-    assert_eq!(probe, Outcome::Connected, "udp v6={v6} {:?}", drops());
-    let mut client = TcpClient::connect(from, service(v6), PATIENCE).expect("connect");
-    client.round_trip(&vec![7; BULK], Duration::from_secs(5)).expect("bulk");
-    assert!(tcp.accepted() >= 2);
+    passes(labs, from, service(v6), to, at);
 }
 
 #[test]
