@@ -32,6 +32,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    flowloom_datapath::sys::one_heap();
     let arguments = Arguments::parse();
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,

@@ -32,6 +32,16 @@ pub fn release_memory() {
     }
 }
 
+/// Has all threads take their memory from one heap. With a heap each, as the allocator would have it, every thread keeps what it once needed
+/// at most. To be called before there are threads.
+pub fn one_heap() {
+    // SAFETY: nothing is passed but numbers; the allocator locks its settings itself.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 /// Commands of bpf(2) that are used here.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
