@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use flowloom_testkit::{PATIENCE, eventually};
 use flowloom_tests_e2e::Lab;
 use serde_json::json;
 
@@ -63,13 +64,17 @@ pub(super) fn footprint(_effort: Effort) -> Result<Vec<Measure>> {
     agent.restart()?;
     let adopt = start.elapsed().as_secs_f64() * 1e3;
     let pid = agent.process.as_ref().context("no process")?.pid();
+    let client = agent.client();
+    eventually(PATIENCE, || match client.status() {
+        Ok(status) if status.reconcile.quiet_work == 0 => Ok(()),
+        other => Err(format!("it tidies up behind its start: {other:?}")),
+    });
     let before = cpu_ms(pid)?;
     let quiet = Duration::from_secs(10);
     // Idle CPU is measured by waiting; nothing happens on purpose.
     #[expect(clippy::disallowed_methods, reason = "the measured thing is what happens while nothing does")]
     std::thread::sleep(quiet);
     let idle = cpu_ms(pid)? - before;
-    // What the start needed more is given back as soon as nothing else is to be done.
     let memory = resident(pid, "VmRSS:")?;
     Ok(vec![
         alone(

@@ -497,7 +497,8 @@ impl Core {
     /// What [`Self::tidy`] still has to do.
     pub(crate) fn quiet_work(&self) -> u64 {
         let (unprepared, unkept) = (u64::from(self.file.unprepared()), u64::from(self.unkept.is_some()));
-        self.unused_slots.len() as u64 + u64::from(self.history.waits()) + unprepared + unkept
+        let (noted, swollen) = (u64::from(self.history.waits()), u64::from(self.swollen));
+        self.unused_slots.len() as u64 + noted + unprepared + unkept + swollen
     }
 
     fn timer(&mut self) {
