@@ -1,13 +1,16 @@
 //! Services written by hand, and sockets that are served.
 
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use aya::programs::CgroupAttachMode;
 use flowloom_bpf_abi::{self as abi, map_name, service_scope};
 use flowloom_netlink::Netns;
+use flowloom_testkit::{PATIENCE, eventually};
 
 use crate::lab::Lab;
 use crate::programs::SOCKET_PROGRAMS;
@@ -139,4 +142,21 @@ pub fn service_key(vpc: u32, at: SocketAddr, protocol: u8) -> abi::ServiceKey {
         protocol,
         scope: service_scope::INSIDE,
     }
+}
+
+/// What a connected socket is told of what it sends. Said again each second: a datagram or the error about it may be lost on a busy machine, and
+/// neither is sent twice by itself.
+///
+/// # Panics
+/// When it is told nothing, or gets an answer.
+#[must_use]
+pub fn told(socket: &UdpSocket, bytes: &[u8]) -> io::Error {
+    socket.set_read_timeout(Some(Duration::from_secs(1))).expect("timeout");
+    eventually(PATIENCE, || {
+        let heard = socket.send(bytes).and_then(|_| socket.recv(&mut [0; 16]));
+        match heard.expect_err("an answer, where nobody listens") {
+            silence if matches!(silence.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Err(silence),
+            error => Ok(error),
+        }
+    })
 }

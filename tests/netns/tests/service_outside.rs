@@ -10,6 +10,7 @@ use flowloom_bpf_abi::{
 };
 use flowloom_testkit::{Mode, Netfilter, Ns, Outcome, PATIENCE, Probe, TcpServer, Topology, eventually};
 use flowloom_tests_netns::lab::{DEFAULT_VPC, DENY, Lab, Workload, identity, passes};
+use flowloom_tests_netns::services::told;
 
 const NODE_PORT: u16 = 30_080;
 
@@ -209,8 +210,7 @@ fn both_hear_that_nobody_listens(world: &mut World, server: &str, at: SocketAddr
     let (ns, outside) = (namespace(world, server), world.outside());
     let client = udp(outside, any_port(world.client(at.is_ipv6())), entry);
     let drops = || world.labs.iter().map(|l| l.programs.drops()).collect::<Vec<_>>();
-    client.send(b"anyone?").expect("send");
-    let refused = client.recv(&mut [0; 16]).expect_err("nobody listens");
+    let refused = told(&client, b"anyone?");
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "client, {server} {entry} {:?}", drops());
     // A fault of another flow is none of this one's.
     let bystander = udp(outside, any_port(world.client(at.is_ipv6())), entry);
@@ -223,8 +223,7 @@ fn both_hear_that_nobody_listens(world: &mut World, server: &str, at: SocketAddr
     assert_ne!(peer, other);
     drop(client);
     backend.connect(peer).expect("connect");
-    backend.send(b"answer").expect("send");
-    let refused = backend.recv(&mut [0; 16]).expect_err("the client is gone");
+    let refused = told(&backend, b"answer");
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "backend, {server} {entry} {:?}", drops());
     backend.connect(other).expect("connect");
     backend.send(b"answer").expect("send");

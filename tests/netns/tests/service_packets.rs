@@ -1,6 +1,6 @@
 //! Services for packets that no socket hook has seen: raw sockets, virtual machines, other cgroups. Nothing but the programs may carry them.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use flowloom_bpf_abi::{self as abi, map_name, service_flags};
@@ -8,7 +8,7 @@ use flowloom_testkit::{
     Mode, Netfilter, Ns, Outcome, PATIENCE, Probe, TcpClient, TcpServer, Topology, eventually,
 };
 use flowloom_tests_netns::lab::{BLUE, DEFAULT_VPC, DENY, Lab, RED, Workload, identity, passes};
-use flowloom_tests_netns::services::{PROTOCOLS, number, vip};
+use flowloom_tests_netns::services::{PROTOCOLS, number, told, vip};
 
 fn service(v6: bool) -> SocketAddr {
     SocketAddr::new(vip(v6), 80)
@@ -130,12 +130,10 @@ fn a_backend_that_nobody_listens_at_refuses_in_the_name_of_the_service() {
             a.ns.run_in(|| {
                 let socket = UdpSocket::bind(SocketAddr::new(a.ip(v6), 0))?;
                 socket.connect(service(v6))?;
-                socket.set_read_timeout(Some(PATIENCE))?;
-                socket.send(b"anyone?")?;
-                socket.recv(&mut [0; 16])
+                Ok::<_, io::Error>(told(&socket, b"anyone?"))
             })
             .expect("enter")
-            .expect_err("nobody listens");
+            .expect("socket");
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "v6={v6} {:?}", lab.programs.drops());
     }
 }
@@ -155,8 +153,7 @@ fn a_workload_that_is_its_own_backend_hears_that_nobody_listens() {
         };
         let client = socket(own);
         client.connect(service(v6)).expect("connect");
-        client.send(b"anyone?").expect("send");
-        let error = client.recv(&mut [0; 16]).expect_err("nobody listens");
+        let error = told(&client, b"anyone?");
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "client v6={v6} {:?}", drops());
         // The other way round: who asked is gone.
         let server = socket(backend(&a, v6));
@@ -164,8 +161,7 @@ fn a_workload_that_is_its_own_backend_hears_that_nobody_listens() {
         let (_, peer) = server.recv_from(&mut [0; 16]).expect("question");
         drop(client);
         server.connect(peer).expect("connect");
-        server.send(b"answer").expect("send");
-        let error = server.recv(&mut [0; 16]).expect_err("the client is gone");
+        let error = told(&server, b"answer");
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "server v6={v6} {:?}", drops());
     }
 }
