@@ -1,10 +1,14 @@
 //! Tests that failed, run once more alone. Only where CI asks for it, and never in silence: one busy moment of a shared
 //! machine shall not hide what the rest of a run says, and a test that flaked is named in the summary, as a bug.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::run;
 
@@ -48,24 +52,52 @@ pub(crate) fn test(command: impl Fn(&[&str]) -> Command, args: &[&str]) -> Resul
 }
 
 /// Runs it, passes on what it prints as it comes, and returns that; its two outputs share a pipe, so the order stays.
+/// It ends with the command: a process that is left behind with the outputs open is not waited for.
 pub(crate) fn shown(command: &mut Command) -> Result<(bool, String)> {
     let (mut reader, writer) = std::io::pipe()?;
     command.stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
     // The command holds the writing ends: as long as they are open, reading would not end.
     command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    let (ended, ends) = std::io::pipe()?;
+    let waiter = std::thread::spawn(move || {
+        let status = child.wait();
+        drop(ends);
+        status
+    });
     let (mut all, mut buffer) = (Vec::new(), [0; 8192]);
+    let mut show = |bytes: &[u8]| {
+        all.extend_from_slice(bytes);
+        std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush())
+    };
     loop {
+        let mut both = [&reader, &ended].map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLIN));
+        match poll(&mut both, PollTimeout::NONE) {
+            Err(Errno::EINTR) => continue,
+            other => other?,
+        };
+        if both[1].any().unwrap_or(false) {
+            break;
+        }
         match reader.read(&mut buffer)? {
             0 => break,
-            n => {
-                std::io::stdout().write_all(&buffer[..n])?;
-                std::io::stdout().flush()?;
-                all.extend_from_slice(&buffer[..n]);
-            }
+            n => show(&buffer[..n])?,
         }
     }
-    Ok((child.wait()?.success(), String::from_utf8_lossy(&all).into_owned()))
+    // What it said last is in the pipe, and no more than a pipe holds: others may go on writing.
+    let room = fcntl(&reader, FcntlArg::F_GETPIPE_SZ)?;
+    fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    let mut rest = reader.take(u64::try_from(room)?);
+    loop {
+        match rest.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => show(&buffer[..n])?,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+            Err(e) => return Err(e.into()),
+        }
+    }
+    let status = waiter.join().map_err(|_| anyhow!("waiting for {command:?} failed"))??;
+    Ok((status.success(), String::from_utf8_lossy(&all).into_owned()))
 }
 
 /// What cargo and the test programs said of failures. A program that ended without its list has no names.
@@ -91,6 +123,9 @@ fn failures(output: &str) -> Vec<Failed> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
+
     use super::*;
 
     fn words(text: &str) -> Vec<String> {
@@ -147,6 +182,23 @@ error: 2 targets failed:
         assert!(!success && output.contains("/nowhere/at/all"), "{output}");
         let (success, output) = shown(&mut run::command("echo", &["said"]))?;
         assert!(success && output == "said\n", "{output}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_process_that_is_left_behind_with_the_output_open_is_not_waited_for() -> Result<()> {
+        let dir = tempfile::tempdir()?;
+        let pid = dir.path().join("pid");
+        // It keeps both outputs, and writes on for as long as it lives.
+        let script = "(while :; do echo left; done) & echo $! > $0; seq 9999; echo last words >&2; exit 3";
+        let (success, output) = shown(&mut run::command("sh", &["-c", script, &pid.display().to_string()]))?;
+        let left = Pid::from_raw(std::fs::read_to_string(&pid)?.trim().parse()?);
+        let alive = kill(left, None);
+        kill(left, Signal::SIGKILL)?;
+        alive.context("the test left no process behind")?;
+        assert!(!success);
+        let said: Vec<&str> = output.lines().filter(|line| !line.contains("left")).collect();
+        assert!(said.contains(&"9999") && said.contains(&"last words"), "{said:?}");
         Ok(())
     }
 }
