@@ -45,6 +45,7 @@ mod replay;
 mod revisions;
 mod services;
 mod sides;
+mod slow;
 mod source;
 mod store;
 #[cfg(test)]

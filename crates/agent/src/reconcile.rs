@@ -15,6 +15,7 @@ use ipnet::IpNet;
 use crate::core::{Core, Retired};
 use crate::events::Names;
 use crate::record::{Record, device_name};
+use crate::slow::watched;
 use crate::wiring::{Wire, WireSpec};
 use crate::writes;
 use crate::{duties, ended};
@@ -103,14 +104,14 @@ impl Core {
             self.forget_lost_attachments();
         }
         self.replay();
-        self.wanted = self.compile();
+        self.wanted = watched("compiling", || self.compile());
         if self.store_numbers() {
             if only.is_none() {
-                self.node_duties();
+                watched("duties of the node", || self.node_duties());
             }
-            self.wire_wanted(only);
+            watched("wiring", || self.wire_wanted(only));
             let plan = self.effective_plan();
-            let clean = self.put_in_force(plan);
+            let clean = watched("the datapath", || self.put_in_force(plan));
             if clean {
                 self.remove_unwanted();
             }
@@ -120,7 +121,7 @@ impl Core {
             }
             // They follow nodes, subnets and endpoints.
             if only.is_none_or(|only| !only.is_empty()) {
-                self.sync_routes();
+                watched("routes", || self.sync_routes());
             }
             // An object that does not fit has a condition and its old state; it holds up nobody else.
             let judged = self.refused.is_some();

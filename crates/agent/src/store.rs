@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::replay::Replays;
+use crate::slow::watched;
 use crate::writes;
 
 /// Why the state directory refused.
@@ -404,7 +405,7 @@ impl Unsynced {
     /// # Errors
     /// When anything of that fails; what it takes the place of is then there.
     pub(crate) fn sync(self) -> Result<(), StoreError> {
-        self.file.sync_data().map_err(io_error("sync", &self.path))?;
+        sync_file(&self.file, &self.path)?;
         sync_directory_of(&self.path)?;
         for path in &self.replaced {
             match fs::remove_file(path) {
@@ -420,7 +421,7 @@ impl Unsynced {
 /// Temporary file, sync, rename, sync of the directory.
 fn replace(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
     let (file, temporary) = temporary(path, value)?;
-    file.sync_data().map_err(io_error("sync", &temporary))?;
+    sync_file(&file, &temporary)?;
     rename(&temporary, path)?;
     sync_directory_of(path)?;
     writes::made(1);
@@ -449,9 +450,14 @@ fn rename(temporary: &Path, path: &Path) -> Result<(), StoreError> {
     fs::rename(temporary, path).map_err(io_error("rename", temporary))
 }
 
+fn sync_file(file: &File, path: &Path) -> Result<(), StoreError> {
+    watched("sync of a state file", || file.sync_data()).map_err(io_error("sync", path))
+}
+
 fn sync_directory_of(path: &Path) -> Result<(), StoreError> {
     let Some(dir) = path.parent() else { return Ok(()) };
-    File::open(dir).and_then(|d| d.sync_all()).map_err(io_error("sync", dir))
+    let sync = || File::open(dir).and_then(|d| d.sync_all());
+    watched("sync of a directory", sync).map_err(io_error("sync", dir))
 }
 
 #[cfg(test)]
