@@ -4,6 +4,7 @@ pub mod cni;
 pub mod k8s;
 pub mod measure;
 pub mod node;
+pub mod outside;
 pub mod parts;
 pub mod peers;
 pub mod pods;

@@ -11,9 +11,11 @@ use serde_json::{Value, json};
 
 use super::server::Server;
 use super::{NAMESPACES, NODES, PODS, POLICIES, node};
-use crate::measure::{Goal, alone, p99_within};
+use crate::measure::{Goal, against, alone, p99_within};
 use crate::node::Effort;
+use crate::outside::{self, Outside};
 use crate::report::Measure;
+use crate::stats;
 
 /// What a kubelet takes by default.
 const MANY: usize = 110;
@@ -29,6 +31,8 @@ const NAMESPACE: &str = "shop";
 /// behaves otherwise).
 const CREATED: Goal = Goal::AtMost(44.0);
 const DELETED: Goal = Goal::AtMost(46.0);
+/// Against a peer that runs beside.
+const BESIDE: Goal = Goal::AtMost(0.2);
 
 fn pod(name: &str) -> Value {
     json!({"metadata": {"namespace": NAMESPACE, "name": name, "uid": format!("u-{name}"), "creationTimestamp": "2026-01-01T00:00:00Z",
@@ -154,6 +158,7 @@ pub(super) fn netpol(effort: Effort) -> Result<Vec<Measure>> {
     let pods = names.iter().map(|name| attach(&mut runtime, name)).collect::<Result<Vec<_>>>()?;
     let [client, others @ ..] = pods.as_slice() else { bail!("no Pods") };
     let (mut created, mut deleted) = (Vec::new(), Vec::new());
+    let (beside, mut their_created, mut their_deleted) = (Outside::named(), Vec::new(), Vec::new());
     // The first round warms caches and neighbour entries.
     for round in 0..=effort.changes {
         // Whichever the agent's order is: some are its first and some its last.
@@ -166,16 +171,40 @@ pub(super) fn netpol(effort: Effort) -> Result<Vec<Measure>> {
         if round > 0 {
             created.push(closes);
             deleted.push(opens);
+            if let Some(peer) = &beside {
+                let [closes, opens] = peer.times("netpol")?;
+                their_created.push(closes);
+                their_deleted.push(opens);
+            }
         }
     }
     let bench = format!("k8s: {MANY} Pods on the node");
     let mut out = Vec::new();
-    for (what, samples, goal) in [
-        ("a NetworkPolicy for all of them created, answer to the first packet it stops", created, CREATED),
-        ("a NetworkPolicy for all of them deleted, answer to the first packet that passes", deleted, DELETED),
+    for (what, samples, theirs, goal) in [
+        (
+            "a NetworkPolicy for all of them created, answer to the first packet it stops",
+            created,
+            their_created,
+            CREATED,
+        ),
+        (
+            "a NetworkPolicy for all of them deleted, answer to the first packet that passes",
+            deleted,
+            their_deleted,
+            DELETED,
+        ),
     ] {
         out.push(alone(&bench, &format!("{what}, median"), &samples, "ms", Some(goal)));
         out.push(p99_within(&bench, &format!("{what}, p99"), &samples, Some(goal)));
+        if beside.is_some() {
+            let bench = format!("{bench}, beside a peer");
+            let row = |words: &str, ours: &[f64], theirs: &[f64]| {
+                against(&bench, &format!("{what}, {words}"), "ms", ours, outside::NAME, theirs, Some(BESIDE))
+            };
+            out.push(row("median", &samples, &theirs));
+            let worst = |samples: &[f64]| stats::percentile(samples, 99.0).unwrap_or(0.0);
+            out.push(row("p99", &[worst(&samples)], &[worst(&theirs)]));
+        }
     }
     Ok(out)
 }

@@ -20,6 +20,7 @@ use self::proxy::Proxy;
 use self::side::Side;
 use crate::measure::{Goal, against};
 use crate::node::Effort;
+use crate::outside::{self, Outside};
 use crate::parts::chosen;
 use crate::report::Measure;
 use crate::traffic::{Turns, take_turns};
@@ -101,14 +102,24 @@ fn label(services: usize) -> String {
 /// From the start of the process, nothing being programmed and all objects being there, until the last of the Services that can answer does.
 fn starts(table: &mut Table, effort: Effort, ours: &mut Ours, mut proxy: Option<&mut Proxy>) -> Result<()> {
     let (mut us, mut them) = (Vec::new(), Vec::new());
+    let (beside, mut theirs) = (Outside::named(), Vec::new());
     for _ in 0..effort.rounds.div_ceil(4) {
         us.push(ours.restart_cold()?);
         if let Some(proxy) = proxy.as_mut() {
             them.push(proxy.restart_cold()?);
         }
+        if let Some(peer) = &beside {
+            let [cold] = peer.times(&format!("services-{}", ours.side.services))?;
+            theirs.push(cold);
+        }
     }
     let what = "process start with the objects present, until the last answer";
-    table.row(what, "ms", &us, &them, Some(Goal::AtMost(0.5)));
+    let goal = Some(Goal::AtMost(0.5));
+    table.row(what, "ms", &us, &them, goal);
+    if beside.is_some() {
+        let label = format!("{}, beside a peer", table.label);
+        table.rows.push(against(&label, what, "ms", &us, outside::NAME, &theirs, goal));
+    }
     Ok(())
 }
 
