@@ -215,6 +215,10 @@ fn local_endpoints_are_wired_guarded_and_in_force_and_a_second_pass_writes_nothi
 fn a_restart_with_nothing_changed_writes_nothing() {
     let node = Node::new(Some(DOCUMENT));
     let mut core = node.agent();
+    for port in 81..93 {
+        node.write(&DOCUMENT.replace("from: 80, to: 80", &format!("from: {port}, to: {port}")));
+        core.reload();
+    }
     core.cni_add(&add("c1")).unwrap();
     drop(core);
     let (before, state) = (node.writes(), node.state());
@@ -223,9 +227,12 @@ fn a_restart_with_nothing_changed_writes_nothing() {
         let mut names: Vec<_> = list.map(|e| e.unwrap().file_name()).collect();
         names.sort();
         // The disk's thread removes the numbers before the newest when it gets to it.
-        let of_numbers = |name: &std::ffi::OsString| name.to_string_lossy().starts_with("numbers-");
-        let newest = names.iter().filter(|name| of_numbers(name)).max().cloned();
-        names.retain(|name| !of_numbers(name) || Some(name) == newest.as_ref());
+        let number = |name: &std::ffi::OsString| {
+            name.to_str()?.strip_prefix("numbers-")?.strip_suffix(".json")?.parse::<u64>().ok()
+        };
+        let newest = names.iter().filter_map(number).max();
+        assert!(newest >= Some(10), "no numbers whose newest is not the last by text");
+        names.retain(|name| number(name).is_none_or(|n| Some(n) == newest));
         names
     };
     let numbers = files();
