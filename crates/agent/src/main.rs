@@ -33,6 +33,8 @@ enum Command {
 
 fn main() -> ExitCode {
     flowloom_datapath::sys::one_heap();
+    // Before there are threads. One that cannot answer as soon answers all the same.
+    let _ = flowloom_netlink::small_slices();
     let arguments = Arguments::parse();
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,

@@ -31,6 +31,8 @@ fn main() -> ExitCode {
 }
 
 fn serve(program: &str) -> ExitCode {
+    // A Pod waits. Without it the same comes later on a busy machine.
+    let _ = flowloom_netlink::small_slices();
     let outcome = flowloom_cni::run(
         program,
         &ProcessEnvironment,

@@ -1,5 +1,5 @@
 //! The host's network as flowloom changes it: namespaces, links, addresses, routes, neighbours, rules, per-device
-//! sysctls and one nftables table.
+//! sysctls and one nftables table; and how soon the calling thread gets the processor.
 //!
 //! Everything blocks and nothing needs a runtime. Each request is answered by its sequence number, deleting what is
 //! already gone is a success that reports "nothing written", and each `ensure_*` reads first and writes only what
@@ -20,6 +20,7 @@ mod netns;
 pub mod nft;
 mod route;
 mod rule;
+mod sched;
 mod socket;
 pub mod sysctl;
 mod types;
@@ -38,6 +39,7 @@ pub use neighbour::Neighbour;
 pub use netns::{DEFAULT_DIR, Netns, NetnsCookie, NetnsId};
 pub use route::{Route, RouteChanges, RouteKind, RouteTable};
 pub use rule::{Rule, RuleFamily};
+pub use sched::small_slices;
 pub use types::{IfIndex, LinkName, LinkNameError, Mac, MacError};
 pub use veth::{VethEnd, VethPair, VethSpec};
 pub use vxlan::{Ensured, VxlanInfo, VxlanSpec};
