@@ -127,7 +127,16 @@ impl Revisions {
             self.remember(endpoint.clone(), revision, ids);
             line(&Line::<()>::Revision { endpoint, revision, egress, ingress }, &mut text);
         }
-        store.append(FILE, &text)?;
+        if let Err(e) = store.append(FILE, &text) {
+            // What is on the disk of it, if anything, says so when a policy of it comes again.
+            self.written.clear();
+            for (endpoint, revision, _) in &waiting {
+                if let Some(kept) = self.of.get_mut(endpoint) {
+                    kept.retain(|(known, _)| known != revision);
+                }
+            }
+            return Err(e);
+        }
         self.bytes += text.len();
         if self.bytes > 2 * self.needed + SLACK { self.compact(store) } else { Ok(()) }
     }

@@ -320,3 +320,35 @@ fn the_last_revisions_are_kept_and_their_file_is_bounded() {
     drop(core);
     assert_eq!(open_ports(&node.agent()), [1000 + 15]);
 }
+
+#[test]
+fn a_revision_that_could_not_be_kept_is_no_way_back_and_its_rules_are_kept_with_the_next_that_has_them() {
+    let node = Node::new(Some(DOCUMENT));
+    let mut core = node.agent();
+    while core.tidy() {}
+    let key = "red/b".parse().unwrap();
+    let first = core.plan.endpoints[&key].revision;
+    let path = node.dir.path().join("state").join(crate::revisions::FILE);
+    let aside = path.with_extension("aside");
+    fs::rename(&path, &aside).unwrap();
+    // No file can be written there.
+    fs::create_dir(&path).unwrap();
+    node.write(&port(81));
+    core.reload();
+    while core.tidy() {}
+    assert_eq!(core.history.revisions.kept(&key), [first]);
+    fs::remove_dir(&path).unwrap();
+    fs::rename(&aside, &path).unwrap();
+    let mut change = |n| {
+        node.write(&port(n));
+        core.reload();
+        while core.tidy() {}
+        core.plan.endpoints[&key].revision
+    };
+    let (closed, again, last) = (change(80), change(81), change(82));
+    assert_eq!(core.history.revisions.kept(&key), [first, closed, again, last]);
+    for (revision, port) in [(again, 81), (closed, 80)] {
+        rollback(&mut core, revision).unwrap();
+        assert_eq!(open_ports(&core), [port]);
+    }
+}
