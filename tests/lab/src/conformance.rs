@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use flowloom_testkit::Cmd;
 
 use crate::lab::Lab;
 use crate::options::{Cni, Families, Options};
 use crate::report::{self, Record};
 use crate::suites::{self, RunOptions};
-use crate::{paths, wait};
+use crate::{paths, upstream, wait};
 
 /// What to run, on what.
 #[derive(Debug, Clone)]
@@ -35,6 +35,10 @@ pub struct Conformance {
 /// When a test failed, after all groups ran.
 pub fn run(what: &Conformance) -> Result<()> {
     let exclusions = suites::repository_exclusions()?;
+    ensure!(
+        upstream::built()? == upstream::listed(),
+        "upstream's tests are not those of tests/lab/sig-network.txt: cargo xtask lab names, and cargo test -p flowloom-lab --lib"
+    );
     let lab = match &what.cluster {
         Ok(options) => Lab::up(options.clone())?,
         Err(name) => Lab::open(name)?,

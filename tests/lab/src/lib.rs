@@ -28,6 +28,7 @@ mod report;
 mod services;
 pub mod suites;
 mod supervisor;
+pub mod upstream;
 pub mod wait;
 
 pub use addresses::{

@@ -56,6 +56,8 @@ enum Verb {
     Conformance(Suites),
     /// The names of the groups.
     Groups,
+    /// Write the names of upstream's tests anew, after its version changed (`build --suites` first).
+    Names,
     #[command(hide = true)]
     MemberStart { dir: PathBuf },
     #[command(hide = true)]
@@ -156,6 +158,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Status { name } => status(&name)?,
         Verb::Conformance(suites) => conformance(suites)?,
         Verb::Groups => flowloom_lab::suites::names().iter().for_each(|name| println!("{name}")),
+        Verb::Names => println!("tests/lab/sig-network.txt: {} tests", flowloom_lab::upstream::write()?),
         Verb::MemberStart { dir } => member::start_command(&dir)?,
         Verb::MemberInit { dir } => init::command(&dir)?,
         Verb::MemberEnter { dir, command } => match member::enter_command(&dir, &command)? {},

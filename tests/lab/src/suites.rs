@@ -17,9 +17,9 @@ pub struct Group {
     /// What it is asked for by.
     pub name: &'static str,
     /// Which tests, as a regular expression of Go.
-    focus: &'static str,
+    pub(crate) focus: &'static str,
     /// Which of these belong to another group.
-    skip: Option<&'static str>,
+    pub(crate) skip: Option<&'static str>,
 }
 
 const fn group(name: &'static str, focus: &'static str) -> Group {
@@ -63,9 +63,17 @@ pub const GROUPS: &[Group] = &[
         r"\[sig-network\] (Traffic Distribution|Topology Hints|NoSNAT|Connectivity Pod Lifecycle|Service CIDRs)",
     ),
     group("perf", r"\[sig-network\] (Networking IPerf2|Service endpoints latency)"),
+    // What asks little or nothing of a network.
+    group(
+        "others",
+        r"\[sig-network\] (API Server|Ingress API|IngressClass|Networking should|Proxy version|ServiceCIDR and IPAddress API) ",
+    ),
     group("conformance", r"\[sig-network\].*\[Conformance\]"),
     group("all", r"\[sig-network\]"),
 ];
+
+/// Groups whose tests are in other groups, too.
+pub const VIEWS: [&str; 5] = ["netpol-smoke", "services-smoke", "quick", "conformance", "all"];
 
 /// The policy prober's generated cases, all that need no SCTP; and few of them, but of the kinds that break most.
 pub const CYCLONUS: [&str; 2] = ["cyclonus", "cyclonus-smoke"];

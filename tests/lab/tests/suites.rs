@@ -24,3 +24,9 @@ fn upstreams_quick_tests_pass() {
     assert!(not_passed.is_empty(), "{log}\n{not_passed:#?}");
     assert_eq!(run.outcomes.len(), TESTS, "{:#?}", run.outcomes);
 }
+
+#[test]
+fn the_list_of_upstreams_tests_is_the_suites_own() {
+    let (listed, built) = (flowloom_lab::upstream::listed(), flowloom_lab::upstream::built().unwrap());
+    assert_eq!(listed, built, "after a new version: cargo xtask lab names");
+}
