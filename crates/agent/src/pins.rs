@@ -17,6 +17,8 @@ use crate::store::{Store, StoreError};
 pub(crate) const FILE: &str = "policy-pins.json";
 /// Most endpoints held at once.
 const MOST: usize = 1024;
+/// Longest reason, bytes: it stands in conditions and in a line of the record each time.
+const LONGEST_REASON: usize = 1024;
 /// Most rules named in a condition.
 const NAMED: usize = 5;
 /// Label that tells lives of a Pod apart.
@@ -413,6 +415,10 @@ impl Core {
         action: &str,
         reason: &str,
     ) -> Result<v1::PolicyHold, ApiError> {
+        if reason.len() > LONGEST_REASON {
+            let message = format!("the reason has {} bytes, which may be {LONGEST_REASON} at most", reason.len());
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message));
+        }
         let previous_revision = self.plan.endpoints.get(key).map_or(0, |plan| plan.revision);
         let mut pins = self.holds.pins.clone();
         match pin {

@@ -176,6 +176,8 @@ fn what_cannot_be_held_is_said_and_changes_nothing() {
         Err(ErrorCode::Conflict),
         "no policy yet"
     );
+    let wordy = HoldRequest { reason: "x".repeat(1025), ..request("red", "b") };
+    assert_eq!(core.freeze(&wordy).map_err(code), Err(ErrorCode::InvalidRequest));
     assert_eq!((node.writes(), node.state()), before);
     core.freeze(&request("red", "b")).unwrap();
     let twice = core.freeze(&request("red", "b")).unwrap_err();

@@ -14,7 +14,7 @@ pub struct QuarantineRequest {
     pub ingress: bool,
     /// Nothing may go out. One of the two at least.
     pub egress: bool,
-    /// Why, for whoever meets it; may be empty.
+    /// Why, for whoever meets it; may be empty, has 1,024 bytes at most.
     #[serde(default)]
     pub reason: String,
 }
@@ -27,7 +27,7 @@ pub struct HoldRequest {
     pub vpc: String,
     /// Its name there.
     pub endpoint: String,
-    /// Why, for whoever meets it; may be empty.
+    /// Why, for whoever meets it; may be empty, has 1,024 bytes at most.
     #[serde(default)]
     pub reason: String,
 }
@@ -42,7 +42,7 @@ pub struct RollbackRequest {
     pub endpoint: String,
     /// Revision whose rules are to be in force.
     pub revision: u32,
-    /// Why, for whoever meets it; may be empty.
+    /// Why, for whoever meets it; may be empty, has 1,024 bytes at most.
     #[serde(default)]
     pub reason: String,
 }

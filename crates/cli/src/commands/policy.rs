@@ -195,7 +195,7 @@ struct HoldArgs {
     /// The VPC, when the name has none.
     #[arg(long)]
     vpc: Option<VpcName>,
-    /// Why, for whoever meets it.
+    /// Why, for whoever meets it; at most 1,024 bytes.
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
 }
