@@ -416,7 +416,8 @@ impl Core {
         reason: &str,
     ) -> Result<v1::PolicyHold, ApiError> {
         if reason.len() > LONGEST_REASON {
-            let message = format!("the reason has {} bytes, which may be {LONGEST_REASON} at most", reason.len());
+            let message =
+                format!("the reason has {} bytes, which may be {LONGEST_REASON} at most", reason.len());
             return Err(ApiError::new(ErrorCode::InvalidRequest, message));
         }
         let previous_revision = self.plan.endpoints.get(key).map_or(0, |plan| plan.revision);
