@@ -16,7 +16,7 @@ use crate::source::{self, DocumentFile};
 use crate::store::Store;
 use crate::threads::{self, Stop};
 use crate::wiring::{Host, Wiring};
-use crate::{api, health, replay, uninstall};
+use crate::{api, health, replay, reserve, uninstall};
 
 fn datapath_config(config: &Config) -> DatapathConfig {
     DatapathConfig {
@@ -42,6 +42,7 @@ fn datapath_config(config: &Config) -> DatapathConfig {
 /// What keeps the agent from starting: another agent, a live socket, a kernel or pins that do not fit.
 pub fn run(config: Config) -> Result<()> {
     let store = Store::open(&config.state_dir)?;
+    reserve::take(&config, &store);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(16)

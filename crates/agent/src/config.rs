@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use flowloom_api::config::with_suggestion;
 use flowloom_model::NodeName;
 use flowloom_netlink::LinkName;
+use flowloom_netlink::sysctl::PortSet;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -97,6 +98,8 @@ pub struct Kubernetes {
     pub health_address: String,
     /// Where tools ask who serves Services here; empty = nowhere.
     pub proxy_mode_address: String,
+    /// Ports that the kernel gives to no socket by itself; empty = the setting is left alone.
+    pub reserved_ports: String,
 }
 
 /// Where Pods of other nodes come from.
@@ -122,6 +125,7 @@ impl Default for Kubernetes {
             startup_taint: "node.flowloom.io/agent-not-ready".into(),
             health_address: "[::]:10256".into(),
             proxy_mode_address: "127.0.0.1:10249".into(),
+            reserved_ports: "30000-32767,61000-65535".into(),
         }
     }
 }
@@ -466,6 +470,8 @@ impl Config {
         {
             LinkName::new(name.clone()).map_err(|e| format!("{key}: {e}"))?;
         }
+        let reserved = &self.kubernetes.reserved_ports;
+        reserved.parse::<PortSet>().map_err(|e| format!("kubernetes.reserved_ports: {e}"))?;
         if self.tunnel_port == 0 {
             return Err("tunnel_port: 0 is no port".into());
         }
@@ -579,6 +585,7 @@ mod tests {
             ("api: {connections: 0}", "api.connections"),
             ("kubernetes: {health_address: '10256'}", "kubernetes.health_address"),
             ("kubernetes: {proxy_mode_address: 'localhost:1'}", "kubernetes.proxy_mode_address"),
+            ("kubernetes: {reserved_ports: '9-3'}", "kubernetes.reserved_ports"),
         ] {
             let e = Config::parse(&format!("node: n1\n{text}\n")).unwrap_err();
             assert!(e.contains(key), "{text}: {e}");

@@ -7,6 +7,7 @@
 //! | `cni`, `attach`, `detach`, `collect`, `replay` | what a CNI request means; ADD; DEL; GC; DELs that waited for the agent |
 //! | `ipam`, `record`, `desk`, `keeper` | addresses; what is kept of an attachment; requests going on, counted; the runtime's configuration |
 //! | `wiring`, `plane` | the outside world behind traits: network and datapath |
+//! | `reserve` | ports of Services that sockets do not get by themselves |
 //! | `source` | the document on disk |
 //! | `store`, `writes` | durable state; every write counted |
 //! | `history`, `revisions`, `pins` | the record of changes of policies; earlier rules; quarantine, freeze and rollback |
@@ -42,6 +43,7 @@ mod plane;
 mod reconcile;
 mod record;
 mod replay;
+mod reserve;
 mod revisions;
 mod services;
 mod sides;

@@ -350,9 +350,8 @@ impl Store {
             _ => {}
         }
         let numbers = self.series("numbers")?.into_iter().map(|(_, path)| path);
-        let others =
-            ["document.json", crate::history::FILE, crate::pins::FILE, crate::revisions::FILE, "lock"]
-                .map(|name| self.root.join(name));
+        let kept = [crate::history::FILE, crate::pins::FILE, crate::revisions::FILE, crate::reserve::FILE];
+        let others = kept.into_iter().chain(["document.json", "lock"]).map(|name| self.root.join(name));
         for path in numbers.chain(others) {
             match fs::remove_file(&path) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_error("remove", &path)(e)),

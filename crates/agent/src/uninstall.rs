@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 use crate::config::Config;
 use crate::keeper;
 use crate::record::Record;
+use crate::reserve;
 use crate::store::Store;
 use crate::wiring::{Host, Wire, Wiring};
 
@@ -24,6 +25,9 @@ pub(crate) fn uninstall(config: &Config) -> Result<()> {
     let store = if config.state_dir.is_dir() { Some(Store::open(&config.state_dir)?) } else { None };
     let mut host = Host::open(&config.masquerade.table, &config.overlay_device)?;
     if let Some(store) = &store {
+        if let Err(e) = reserve::give_back(store) {
+            errors.push(format!("reserved ports: {e}"));
+        }
         let (records, damaged) = store.endpoints::<Record>()?;
         errors.extend(damaged.iter().map(ToString::to_string));
         for record in records {
