@@ -95,6 +95,13 @@ pub(crate) fn claims(service: &Service, vpc: VpcId, here: &Here) -> (Vec<Claim>,
                 port.port
             ));
         }
+        if protocol == protocol::SCTP && default && asks_elsewhere(service, port, here) {
+            out.condition(format!(
+                "port {}: sctp from outside is served by backends of the node that was asked only; what would go to another node's is \
+                 dropped (ServiceUnsupported): set externalTrafficPolicy: Local",
+                port.port
+            ));
+        }
         if !default && (port.node_port.is_some() || !port.host_addresses.is_empty()) {
             out.condition(format!(
                 "port {}: ports of nodes exist in the default vpc only: leave node and host ports out",
@@ -130,6 +137,18 @@ pub(crate) fn claims(service: &Service, vpc: VpcId, here: &Here) -> (Vec<Claim>,
         }
     }
     (out.claims, out.conditions)
+}
+
+/// Whether clients outside may be led to a backend of another node, which asks for a source port of this one.
+fn asks_elsewhere(service: &Service, port: &ServicePort, here: &Here) -> bool {
+    let mut outside = service.load_balancer_ips.iter().chain(&service.external_ips);
+    !service.external_local
+        && port.host_addresses.is_empty()
+        && outside.any(|address| {
+            port.backends.iter().any(|((ip, _), b)| {
+                ip.is_ipv4() == address.is_ipv4() && serves(b.state) && b.node.as_ref() != Some(&here.node)
+            })
+        })
 }
 
 /// The node's addresses that a host port is on.

@@ -476,6 +476,32 @@ mod named {
     }
 
     #[test]
+    fn sctp_from_outside_to_another_nodes_backend_is_told_and_not_only_dropped() {
+        let told = |node, change: &dyn Fn(&mut Service)| {
+            let mut world = world();
+            let mut web =
+                service("web", &[backend("n1", BackendState::Ready), backend(node, BackendState::Ready)]);
+            (web.ports[0].protocol, web.ports[0].port) = (Protocol::Sctp, 8080);
+            web.external_ips = [ip("198.51.100.2")].into();
+            change(&mut web);
+            add(&mut world, web);
+            let said = compiled(&world).conditions;
+            said.iter().filter(|c| c.message.contains("sctp from outside")).count()
+        };
+        assert_eq!(told("n2", &|_| ()), 1);
+        assert_eq!(told("n2", &|web| web.load_balancer_ips = std::mem::take(&mut web.external_ips)), 1);
+        assert_eq!(told("n1", &|_| ()), 0, "all are on the node that is asked");
+        assert_eq!(told("n2", &|web| web.external_local = true), 0);
+        assert_eq!(told("n2", &|web| web.external_ips.clear()), 0, "nobody outside knows it");
+        assert_eq!(
+            told("n2", &|web| web.external_ips = [ip("2001:db8::9")].into()),
+            0,
+            "no backend of the family"
+        );
+        assert_eq!(told("n2", &|web| web.ports[0].protocol = Protocol::Tcp), 0);
+    }
+
+    #[test]
     fn an_explanation_says_why_each_backend_is_used_or_not() {
         use BackendState::{NotReady, Ready, Terminating};
         let mut world = world();
