@@ -6,25 +6,19 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use flowloom_lab::{Families, Lab, Node, Options, node, programs};
+use flowloom_lab::{Families, Lab, Node, Options, node, own_bin_dir, programs};
 use flowloom_testkit::{Output, eventually};
 use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(90);
-
-/// Where the agent's configuration is in the version that has STATUS and GC; the agent writes an older one unless told otherwise.
-const NEWEST: &str = "/run/cni-newest";
-const COPY: &str = r#"mkdir -p /run/cni-newest
-for file in /etc/cni/net.d/*.conflist; do sed 's/"cniVersion": *"1.0.0"/"cniVersion": "1.1.0"/' "$file" >"/run/cni-newest/${file##*/}"; done
-grep -q 1.1.0 /run/cni-newest/*"#;
 
 /// One call of the tool for the Pod's namespace, which has its name.
 fn tool(node: &Node<'_>, verb: &str, pod: &str) -> Result<Output> {
     let tool = programs().join("cnitool").display().to_string();
     let args = format!("CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}");
     let netns = format!("/run/netns/{pod}");
-    let config = format!("NETCONFPATH={NEWEST}");
-    node.exec(&["env", "CNI_PATH=/opt/cni/bin", &config, &args, &tool, verb, "flowloom", &netns])
+    let paths = ["CNI_PATH=/opt/cni/bin", "NETCONFPATH=/etc/cni/net.d"];
+    node.exec(&["env", paths[0], paths[1], &args, &tool, verb, "flowloom", &netns])
 }
 
 fn add(node: &Node<'_>, pod: &str) -> String {
@@ -33,6 +27,33 @@ fn add(node: &Node<'_>, pod: &str) -> String {
         serde_json::from_str(&tool(node, "add", pod).unwrap().success().unwrap().stdout).unwrap();
     let address = result["ips"][0]["address"].as_str().unwrap_or_else(|| panic!("{result}"));
     address.split('/').next().unwrap().to_owned()
+}
+
+/// What the plugin says when GC reaches it without a list of what is valid; the tool has none to give.
+const COLLECTS: &str = "no cni.dev/valid-attachments were given";
+
+/// How often the agent was asked for STATUS since it started.
+fn asked_status(node: &Node<'_>) -> u64 {
+    let program = own_bin_dir().join("flowloom").display().to_string();
+    let shown = node.exec_ok(&[&program, "cni", "status", "-o", "json"]).unwrap().stdout;
+    let report: Value = serde_json::from_str(&shown).unwrap();
+    let of_verb = report["verbs"].as_array().unwrap().iter().find(|v| v["verb"] == "STATUS");
+    of_verb.unwrap_or_else(|| panic!("no STATUS in {report}"))["count"].as_u64().unwrap()
+}
+
+/// The agent's configuration with another version of the specification, and what it then wrote for the runtime.
+fn speak(node: &Node<'_>, version: &str) {
+    let file = node.dir().join("agent.yaml");
+    let mut config: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    config["cni"]["version"] = json!(version);
+    std::fs::write(&file, config.to_string()).unwrap();
+    node.restart_agent().unwrap();
+    eventually(PATIENCE, || {
+        let list = node.exec_ok(&["cat", "/etc/cni/net.d/10-flowloom.conflist"])?.stdout;
+        let list: Value = serde_json::from_str(&list)?;
+        ensure!(list["cniVersion"] == version, "{list}");
+        Ok(())
+    });
 }
 
 /// flowloom's ends of the node's Pods.
@@ -73,9 +94,17 @@ fn the_library_of_runtimes_adds_checks_asks_and_collects() {
     }
     lab.start_agents().unwrap();
     let first = lab.node(1).unwrap();
-    first.exec_ok(&["sh", "-c", COPY]).unwrap();
-
+    // STATUS and GC came with 1.1.0: with the version that is written unless told otherwise, the library has nothing to ask.
+    for verb in ["status", "gc"] {
+        let output = tool(&first, verb, "none").unwrap().success().unwrap();
+        assert!(!output.stderr.contains(COLLECTS), "{}", output.stderr);
+    }
+    assert_eq!(asked_status(&first), 0);
+    speak(&first, "1.1.0");
+    assert_eq!(asked_status(&first), 0);
     tool(&first, "status", "none").unwrap().success().unwrap();
+    assert_eq!(asked_status(&first), 1);
+
     let web = add(&first, "web");
     let client = add(&first, "client");
     assert!(web.starts_with("10.71.1.") && client.starts_with("10.71.1.") && web != client, "{web} {client}");
@@ -85,7 +114,8 @@ fn the_library_of_runtimes_adds_checks_asks_and_collects() {
     assert_eq!(links(&first).unwrap().len(), 2);
 
     // It names nobody as valid: the library deletes what it remembers.
-    tool(&first, "gc", "none").unwrap().success().unwrap();
+    let collected = tool(&first, "gc", "none").unwrap().success().unwrap();
+    assert!(collected.stderr.contains(COLLECTS), "{}", collected.stderr);
     eventually(PATIENCE, || {
         let left = links(&first)?;
         ensure!(left.is_empty(), "{left:?}");
