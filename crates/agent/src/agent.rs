@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::config::{Config, Forwarding};
-use crate::core::{Command, Core, Outside};
+use crate::core::{Command, Core, Line, Outside};
 use crate::events::EventLog;
 use crate::plane::Kernel;
 use crate::source::{self, DocumentFile};
@@ -17,6 +17,9 @@ use crate::store::Store;
 use crate::threads::{self, Stop};
 use crate::wiring::{Host, Wiring};
 use crate::{api, health, replay, reserve, uninstall};
+
+/// What fails where the kernel, the pins or a program do not fit.
+const OPENING: &str = "opening the datapath";
 
 fn datapath_config(config: &Config) -> DatapathConfig {
     DatapathConfig {
@@ -56,17 +59,20 @@ pub fn run(config: Config) -> Result<()> {
     let document = std::thread::Builder::new()
         .name("document".into())
         .spawn(move || DocumentFile::begin(&path, &lock))?;
-    let datapath = Datapath::open(datapath_config(&config)).context("opening the datapath")?;
-    let view = datapath.view();
-    let wiring: Box<dyn Wiring> = Box::new(Host::open(&config.masquerade.table, &config.overlay_device)?);
-    let mut plane = Kernel::new(datapath);
-    // Packets are translated all the same, on devices of endpoints.
-    if let Err(e) = plane.serve_sockets(&config.cgroup_root) {
-        tracing::error!(cgroup = %config.cgroup_root.display(), error = %e, "services of sockets are off; set cgroup_root to a cgroup v2 directory");
-    }
-    let plane = Box::new(plane);
     let events = Arc::new(EventLog::new(config.events.history));
-    let (mut core, handle) = Core::new(config.clone(), Outside { store, wiring, plane }, events.clone())?;
+    let line = Line::new(&config, events.clone());
+    let handle = line.handle();
+    // So are the API server's lists; what they say waits for the core.
+    let started = config.kubernetes.enabled.then(|| {
+        let _runtime = runtime.enter();
+        source::start(&config, &handle)
+    });
+    let datapath = Datapath::start(datapath_config(&config)).context(OPENING)?;
+    tracing::debug!(loading = datapath.is_loading(), "maps are there");
+    let (view, verified) = (datapath.view(), datapath.verified());
+    let wiring: Box<dyn Wiring> = Box::new(Host::open(&config.masquerade.table, &config.overlay_device)?);
+    let plane = Box::new(Kernel::new(datapath, &config.cgroup_root));
+    let mut core = Core::new(config.clone(), Outside { store, wiring, plane }, line)?;
     match document.join() {
         Ok(read) => core.begin_with(read),
         Err(_) => anyhow::bail!("reading the document panicked"),
@@ -75,9 +81,7 @@ pub fn run(config: Config) -> Result<()> {
     // Subscriptions first, then the full look (in `Core::run`): nothing falls between.
     threads::read_events(&view, events).context("reading events")?;
     threads::watch_network(handle.clone()).context("watching the network")?;
-    if config.kubernetes.enabled {
-        let _runtime = runtime.enter();
-        let started = source::start(&config, &handle);
+    if let Some(started) = started {
         core.watch_kubernetes(started);
     }
     let _watcher = watch_document(&config, &handle);
@@ -89,7 +93,7 @@ pub fn run(config: Config) -> Result<()> {
         threads::sweep(view, handle.clone(), every, stop.clone()).context("starting the sweeper")?;
     let writer = std::thread::Builder::new().name("core".into()).spawn(move || core.run())?;
 
-    runtime.block_on(async {
+    let refused = runtime.block_on(async {
         let (stop_api, stopped) = watch::channel(false);
         let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
@@ -109,16 +113,26 @@ pub fn run(config: Config) -> Result<()> {
             let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
             std::future::pending::<()>().await;
         };
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-            () = ready => {}
-        }
+        let refused = async {
+            match tokio::task::spawn_blocking(move || verified.wait()).await {
+                Ok(Err(e)) => return e,
+                Ok(Ok(())) => tracing::debug!("every program is verified"),
+                Err(e) => tracing::warn!(error = %e, "waiting for the verifier"),
+            }
+            // Nothing more is to be heard.
+            std::future::pending().await
+        };
+        let refused = tokio::select! {
+            _ = terminate.recv() => None,
+            _ = interrupt.recv() => None,
+            () = ready => None,
+            e = refused => Some(e),
+        };
         let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
         stop_api.send_replace(true);
         server.await.context("the API server")?;
         handle.send(Command::Stop);
-        anyhow::Ok(())
+        anyhow::Ok(refused)
     })?;
     stop.set();
     for (name, thread) in [("sweeper", sweeper), ("core", writer)] {
@@ -127,7 +141,7 @@ pub fn run(config: Config) -> Result<()> {
         }
     }
     runtime.shutdown_timeout(Duration::from_millis(200));
-    Ok(())
+    refused.map_or(Ok(()), |e| Err(e).context(OPENING))
 }
 
 /// Without a watch the core's safety timer still finds changes; the directory may appear later.

@@ -227,6 +227,8 @@ pub(crate) struct Core {
     /// What the datapath refused of it; `None` when that is not known.
     pub(crate) refused: Option<Vec<Object>>,
     pub(crate) compiled: Vec<flowloom_compiler::Condition>,
+    /// Why programs are missing that the kernel was given.
+    pub(crate) unloaded: String,
     /// Why an endpoint is not wired.
     pub(crate) wiring_errors: BTreeMap<EndpointKey, String>,
     /// Health-check ports that others have.
@@ -288,16 +290,41 @@ pub(crate) struct Outside {
     pub plane: Box<dyn Plane>,
 }
 
+/// The core's end of its [`Handle`]s: sources may speak before there is a core, which hears them when it runs.
+pub(crate) struct Line {
+    handle: Handle,
+    passes: watch::Sender<u64>,
+    commands: mpsc::Receiver<Command>,
+}
+
+impl Line {
+    /// A line for the core to come.
+    pub(crate) fn new(config: &Config, events: Arc<EventLog>) -> Self {
+        let health = Arc::new(Mutex::new(v1::Health {
+            ready: false,
+            node: config.node.to_string(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            waiting_for: vec!["document".to_owned()],
+        }));
+        let (sender, commands) = mpsc::channel();
+        let (passes, watched) = watch::channel(0);
+        let desk = Arc::new(Desk::default());
+        Self { handle: Handle { commands: sender, passes: watched, events, health, desk }, passes, commands }
+    }
+
+    /// The other end.
+    pub(crate) fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+}
+
 impl Core {
     /// Reads what survived. Nothing outside is changed before the first document is loaded.
     ///
     /// # Errors
     /// When the numbers are damaged or the state directory cannot be read.
-    pub(crate) fn new(
-        config: Config,
-        outside: Outside,
-        events: Arc<EventLog>,
-    ) -> Result<(Self, Handle), StoreError> {
+    pub(crate) fn new(config: Config, outside: Outside, line: Line) -> Result<Self, StoreError> {
+        let Line { handle: Handle { events, health, desk, .. }, passes, commands } = line;
         let Outside { store, wiring, plane } = outside;
         let mut numbers: Numbers = store.read_series(NUMBERS)?.unwrap_or_default();
         // Those of services live in the maps. Without them everything of services is written anew, in the safe order.
@@ -310,23 +337,7 @@ impl Core {
         for e in &damaged {
             tracing::error!(error = %e, "an endpoint's record is left out");
         }
-        let health = Arc::new(Mutex::new(v1::Health {
-            ready: false,
-            node: config.node.to_string(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            waiting_for: vec!["document".to_owned()],
-        }));
-        let (sender, commands) = mpsc::channel();
-        let (passes, watched) = watch::channel(0);
-        let desk = Arc::new(Desk::default());
-        let handle = Handle {
-            commands: sender,
-            passes: watched,
-            events: events.clone(),
-            health: health.clone(),
-            desk: desk.clone(),
-        };
-        let core = Self {
+        Ok(Self {
             file: DocumentFile::new(&config.document, &config.lock_file()),
             options: CompileOptions { direct_routes: config.routes == Routes::Direct },
             wiring,
@@ -352,6 +363,7 @@ impl Core {
             unsure: true,
             refused: None,
             compiled: Vec::new(),
+            unloaded: String::new(),
             wiring_errors: BTreeMap::new(),
             unserved: Vec::new(),
             attached: BTreeMap::new(),
@@ -390,8 +402,7 @@ impl Core {
             store,
             stop: Arc::new(AtomicBool::new(false)),
             config,
-        };
-        Ok((core, handle))
+        })
     }
 
     /// Takes over a document that was read while something else took its time.
@@ -401,6 +412,7 @@ impl Core {
 
     /// Loads the document and makes it so, then serves commands until told to stop.
     pub(crate) fn run(mut self) {
+        self.plane.begin();
         if self.early.is_some() {
             self.reload();
         }
@@ -730,7 +742,10 @@ impl Core {
                 format!("document: {}", self.document_error)
             });
         } else if self.sources_spoke() && self.applied_generation == 0 {
-            waiting.push("datapath".to_owned());
+            waiting.push(match self.unloaded.as_str() {
+                "" => "datapath".to_owned(),
+                why => format!("datapath: {why}"),
+            });
         }
         waiting.extend(self.silent_kubernetes());
         let ready;

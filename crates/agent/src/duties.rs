@@ -58,7 +58,8 @@ pub(crate) fn masquerade_spec(config: &Config, world: &World, node: &NodeState) 
 #[must_use]
 pub(crate) fn workload_mtu(config: &Config, node: &NodeState, plan: &EndpointPlan) -> u32 {
     let direct = config.routes == Routes::Direct && plan.key.vpc.is_default();
-    let path = if direct || node.overlay.is_none() { node.uplink_mtu } else { node.overlay_mtu };
+    // The overlay device may come later; what fits it is known.
+    let path = if direct { node.uplink_mtu } else { node.overlay_mtu };
     let path = if path == 0 { 1500 } else { path };
     let asked = [config.mtu, plan.mtu.unwrap_or(0)].into_iter().filter(|m| *m != 0).min();
     u32::from(asked.map_or(path, |m| m.min(path)))

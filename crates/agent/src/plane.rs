@@ -5,7 +5,7 @@ use flowloom_datapath::Hook::{FromEndpoint, ToEndpoint};
 use flowloom_datapath::sys::{TcxHook, tcx_chain};
 use flowloom_datapath::{ApplyReport, Datapath, DeviceInfo, Forwarding, NodeSettings, Result, View};
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flowloom_netlink::{Handle, IfIndex, Netns, NetnsCookie};
 
@@ -13,6 +13,22 @@ use crate::writes;
 
 /// What the core asks of the datapath.
 pub(crate) trait Plane: Send {
+    /// What the core's thread does first.
+    fn begin(&mut self) {}
+
+    /// Whether this life began on a node where nothing was in force, and the kernel still looks at the programs. Who needs one waits.
+    fn is_loading(&self) -> bool {
+        false
+    }
+
+    /// Waits for every program; from then on [`Self::set_node`] puts those of overlay and uplinks in place.
+    ///
+    /// # Errors
+    /// The program that the kernel refused, and why.
+    fn finish_loading(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Puts the programs on an endpoint's device and binds it to the id; until the endpoint has a record everything is dropped.
     ///
     /// # Errors
@@ -41,7 +57,7 @@ pub(crate) trait Plane: Send {
     /// When the kernel refuses.
     fn detach_endpoint(&mut self, id: EndpointId) -> Result<()>;
 
-    /// Tells the programs about the node's devices and puts those of overlay and uplinks in place, and nowhere else.
+    /// Tells the programs about the node's devices and puts those of overlay and uplinks in place, and nowhere else; none while they load.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -73,12 +89,14 @@ pub(crate) struct Kernel {
     /// For the classic path; without it links are made at once.
     netlink: Option<Handle>,
     forwarding: Forwarding,
+    /// Whose sockets are served.
+    cgroup: PathBuf,
 }
 
 impl Kernel {
-    /// Wraps an open datapath.
+    /// Wraps an open datapath; services of this cgroup's sockets are translated.
     #[must_use]
-    pub(crate) fn new(mut datapath: Datapath) -> Self {
+    pub(crate) fn new(mut datapath: Datapath, cgroup: &Path) -> Self {
         let forwarding = datapath.config().forwarding;
         if cfg!(feature = "kill-points") {
             datapath.set_write_hook(Some(Box::new(|_| {
@@ -86,18 +104,16 @@ impl Kernel {
                 Ok(())
             })));
         }
-        Self { datapath, forwarding, netlink: Handle::new().ok() }
+        Self { datapath, forwarding, netlink: Handle::new().ok(), cgroup: cgroup.to_owned() }
     }
 
-    /// Translates services for the sockets of a cgroup; this namespace's are the host's.
-    ///
-    /// # Errors
-    /// When the directory is no cgroup or the kernel refuses.
-    pub(crate) fn serve_sockets(&mut self, cgroup: &Path) -> anyhow::Result<()> {
+    /// Translates services for the sockets of the cgroup; this namespace's are the host's.
+    fn serve_sockets(&mut self) -> anyhow::Result<()> {
         let cookie = Netns::current()?.cookie()?;
+        let cgroup = self.cgroup.clone();
         self.counted(|d| {
             d.bind_netns(cookie.0, None)?;
-            d.attach_cgroup(cgroup)
+            d.attach_cgroup(&cgroup)
         })?;
         Ok(())
     }
@@ -123,6 +139,21 @@ impl Kernel {
 }
 
 impl Plane for Kernel {
+    fn begin(&mut self) {
+        // Packets are translated all the same, on devices of endpoints.
+        if let Err(e) = self.serve_sockets() {
+            tracing::error!(cgroup = %self.cgroup.display(), error = %e, "services of sockets are off; set cgroup_root to a cgroup v2 directory");
+        }
+    }
+
+    fn is_loading(&self) -> bool {
+        self.datapath.is_loading()
+    }
+
+    fn finish_loading(&mut self) -> Result<()> {
+        self.counted(Datapath::finish)
+    }
+
     fn attach_endpoint(&mut self, id: EndpointId, device: &str) -> Result<DeviceInfo> {
         let info = DeviceInfo::inspect(device, self.forwarding)?;
         let before = self.datapath.writes();
@@ -176,11 +207,15 @@ impl Plane for Kernel {
         };
         self.counted(|d| {
             d.set_node(node)?;
-            if node.overlay_ifindex != 0 {
-                d.attach_overlay(node.overlay_ifindex)?;
+            if d.is_loading() {
+                return Ok(());
             }
+            // What came through an uplink goes on to the tunnel's device.
             for ifindex in uplinks {
                 d.attach_uplink(*ifindex)?;
+            }
+            if node.overlay_ifindex != 0 {
+                d.attach_overlay(node.overlay_ifindex)?;
             }
             for link in d.attached()? {
                 let wanted = match link.hook {

@@ -100,6 +100,7 @@ impl Core {
         self.retry_at = None;
         let first = self.applied_generation == 0;
         let only = only.filter(|_| !first && !self.unsure && self.node_spec.is_some());
+        let loading = first && self.plane.is_loading();
         if first {
             self.forget_lost_attachments();
         }
@@ -109,13 +110,19 @@ impl Core {
             if only.is_none() {
                 watched("duties of the node", || self.node_duties());
             }
+            if loading {
+                // Nothing is in force and no device is guarded: what needs no program waits for none.
+                let plan = self.effective_plan();
+                watched("the datapath", || self.put_in_force(plan));
+            }
             watched("wiring", || self.wire_wanted(only));
             let plan = self.effective_plan();
             let clean = watched("the datapath", || self.put_in_force(plan));
             if clean {
                 self.remove_unwanted();
             }
-            if first && clean {
+            let loaded = !loading || watched("programs", || self.finish_loading());
+            if first && clean && loaded {
                 self.remove_strangers();
                 self.retire_leftovers();
             }
@@ -124,7 +131,7 @@ impl Core {
                 watched("routes", || self.sync_routes());
             }
             // An object that does not fit has a condition and its old state; it holds up nobody else.
-            let judged = self.refused.is_some();
+            let judged = self.refused.is_some() && loaded;
             if judged && let Some(document) = &self.document {
                 self.applied_generation = document.generation;
                 self.applied_digest.clone_from(&document.digest);
@@ -158,6 +165,32 @@ impl Core {
             "pass"
         );
         self.publish();
+    }
+
+    /// The rest of a start on a node where nothing was in force: the routes of what serves already, links instead of guards, then the
+    /// programs that connect the node with others, and only with them what leads there. Returns whether every program is in place.
+    fn finish_loading(&mut self) -> bool {
+        self.sync_routes();
+        for key in std::mem::take(&mut self.unsettled) {
+            let (Some(device), Some((id, _))) = (self.attached.get(&key), self.wired_as.get(&key)) else {
+                continue;
+            };
+            if let Err(e) = self.plane.attach_endpoint(*id, &device.name) {
+                // The guard stays, and the next pass begins with the device anew.
+                self.attached.remove(&key);
+                self.wiring_errors.insert(key, e.to_string());
+            }
+        }
+        self.settle_at = None;
+        if let Err(e) = self.plane.finish_loading() {
+            self.unloaded = e.to_string();
+            self.note_error(format!("datapath: {e}"));
+            return false;
+        }
+        self.unloaded.clear();
+        self.node_spec = None;
+        self.node_duties();
+        true
     }
 
     /// The plan without endpoints that have no guarded device: their addresses stay known, packets to them are dropped.
@@ -301,7 +334,12 @@ impl Core {
     }
 
     fn node_duties(&mut self) {
-        let spec = duties::node_spec(&self.config, &self.world);
+        let mut spec = duties::node_spec(&self.config, &self.world);
+        let loading = self.plane.is_loading();
+        if loading {
+            // Nothing leaves a tunnel before there is somebody to judge it.
+            spec.overlay = None;
+        }
         if self.node_spec.as_ref() != Some(&spec) {
             match self.wiring.node(&spec) {
                 Ok(node) => {
@@ -329,6 +367,9 @@ impl Core {
         let uplinks: Vec<u32> = self.node.uplinks.iter().map(|(_, i)| *i).collect();
         if let Err(e) = self.plane.set_node(&settings, &uplinks) {
             self.note_error(format!("node programs: {e}"));
+        }
+        if loading {
+            return;
         }
         let masquerade = duties::masquerade_spec(&self.config, &self.world, &self.node);
         if let Err(e) = self.wiring.masquerade(masquerade.as_ref()) {
@@ -416,6 +457,12 @@ impl Core {
             self.records.insert(key.clone(), record);
         }
         let netns = self.wiring.wire(&spec).map_err(|e| e.to_string())?;
+        if self.plane.is_loading() {
+            // Links follow before anybody hears that the node is ready.
+            self.guard(plan, spec, netns)?;
+            self.overtake(&plan.key);
+            return Ok(());
+        }
         self.attach(plan, spec, netns)
     }
 

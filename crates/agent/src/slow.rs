@@ -9,7 +9,9 @@ const SLOW: Duration = Duration::from_secs(2);
 pub(crate) fn watched<T>(step: &str, f: impl FnOnce() -> T) -> T {
     let begin = Instant::now();
     let result = f();
-    if let Some(millis) = too_long(begin.elapsed()) {
+    let took = begin.elapsed();
+    tracing::debug!(step, micros = took.as_micros(), "done");
+    if let Some(millis) = too_long(took) {
         tracing::warn!(step, millis, "this took long, and everything else waited: check disk and processor");
     }
     result

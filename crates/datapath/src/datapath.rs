@@ -17,12 +17,13 @@ use crate::config::{Config, NodeSettings, node_settings};
 use crate::device::DeviceInfo;
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::{Kernel, Maps, Writes};
-use crate::links::{Attached, Finding, Hook, Links, Programs};
+use crate::links::{Attached, Finding, Hook, Links};
+use crate::loading::{Loading, Programs, Verified, needed};
 use crate::lower;
 use crate::object::Object;
 use crate::pins::{self, Pins};
 use crate::realise::{Realise as _, Write, WriteHook};
-use crate::sockets::{self, SocketHook, SocketPrograms};
+use crate::sockets::{self, SocketHook};
 use crate::state::KernelState;
 use crate::sys;
 use crate::view::{Shared, View};
@@ -37,8 +38,10 @@ pub struct Datapath {
     config: Config,
     pins: Pins,
     links: Links,
-    programs: Programs,
-    sockets: SocketPrograms,
+    programs: Programs<Hook>,
+    sockets: Programs<SocketHook>,
+    /// Programs that are not pinned yet.
+    loading: Option<Loading>,
     writes: Writes,
     devices: Devices,
     default_vpc: Option<VpcId>,
@@ -69,6 +72,26 @@ impl Datapath {
     /// # Errors
     /// As there.
     pub fn open_object(config: Config, object: &'static [u8]) -> Result<Self> {
+        let mut datapath = Self::start_object(config, object)?;
+        datapath.finish()?;
+        Ok(datapath)
+    }
+
+    /// As [`Self::open`], but where nothing is in force yet (there are no maps and no links), this returns once the maps are there: the
+    /// kernel looks at the programs meanwhile, and whoever attaches one waits for that one. [`Self::finish`] has to follow.
+    ///
+    /// # Errors
+    /// As there; what is wrong with a program is told by whatever needs it, by [`Self::finish`] and by [`Self::verified`].
+    pub fn start(config: Config) -> Result<Self> {
+        let object = flowloom_bpf_object::object().map_err(|e| Error::NoObject { detail: e.to_string() })?;
+        Self::start_object(config, object)
+    }
+
+    /// As [`Self::start`], with a given object.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_object(config: Config, object: &'static [u8]) -> Result<Self> {
         check_kernel(&release()?)?;
         let object = Object::parse(object, &config)?;
         let (pins, made) = Pins::open(&config.pin_root)?;
@@ -77,42 +100,103 @@ impl Datapath {
             writes.step()?;
         }
         let mut opened = Opened { adopted_maps: check_maps(&pins, &object)?, adopted_programs: false };
-        let (programs, sockets) = match adopt_programs(&pins, &object)? {
-            Some(both) => {
+        // Links without maps: somebody took the maps away. What runs goes on until all of it can be exchanged.
+        let cold = opened.adopted_maps == 0 && pins::list(&pins.links())?.is_empty();
+        let (programs, sockets, loading) = match adopt_programs(&pins, &object)? {
+            Some((programs, sockets)) => {
                 opened.adopted_programs = true;
-                both
+                (programs, sockets, None)
             }
-            None => load_programs(&pins, &object, &mut writes)?,
+            None => {
+                writes.step()?;
+                let loading = Loading::start(object.prepare(&pins.maps(), false)?, needed())?;
+                let programs = Programs::coming(Hook::ALL.map(|h| (h, h.name())), &loading);
+                let sockets = Programs::coming(SocketHook::ALL.map(|h| (h, h.name())), &loading);
+                (programs, sockets, Some(loading))
+            }
         };
         let maps_dir = pins.maps();
         let maps =
             Maps::open(|name| sys::obj_get(&maps_dir.join(name)).path("opening", &maps_dir.join(name)))?;
         let links = Links::new(pins.links());
-        links.refresh(&programs, &mut writes)?;
-        sockets.refresh(&pins.links(), &mut writes)?;
-        remove_other_programs(&pins, &object.digest, &mut writes)?;
+        let shared = Arc::new(Shared::new(maps, object, pins.maps()));
+        let mut datapath = Self {
+            shared,
+            config,
+            pins,
+            links,
+            programs,
+            sockets,
+            loading,
+            writes,
+            devices: Devices::new(),
+            default_vpc: None,
+            opened,
+        };
+        if datapath.loading.is_none() {
+            datapath.refresh()?;
+        } else if !cold {
+            datapath.finish()?;
+        }
+        datapath.remember()?;
+        let node = node_settings(&datapath.config_record()?);
+        datapath.set_node(&node)?;
+        Ok(datapath)
+    }
 
-        let mut devices = Devices::new();
+    /// Whether [`Self::finish`] has something to do.
+    #[must_use]
+    pub const fn is_loading(&self) -> bool {
+        self.loading.is_some()
+    }
+
+    /// Tells when the kernel has looked at every program, and what it refused. For a thread that does nothing else.
+    #[must_use]
+    pub fn verified(&self) -> Verified {
+        Verified::of(self.loading.as_ref())
+    }
+
+    /// The rest of [`Self::start`]: waits for the programs and pins them, all or none for the next life to adopt.
+    ///
+    /// # Errors
+    /// The program that the kernel refused, and why; what cannot be pinned.
+    pub fn finish(&mut self) -> Result<()> {
+        let Some(loading) = &self.loading else { return Ok(()) };
+        loading.progress().end()?;
+        pin_programs(
+            &self.pins,
+            &self.shared.object.digest,
+            &self.programs,
+            &self.sockets,
+            &mut self.writes,
+        )?;
+        self.refresh()?;
+        self.loading = None;
+        Ok(())
+    }
+
+    /// Gives every link this load's program and removes other loads.
+    fn refresh(&mut self) -> Result<()> {
+        self.links.refresh(&self.programs, &mut self.writes)?;
+        self.sockets.refresh(&self.pins.links(), &mut self.writes)?;
+        remove_other_programs(&self.pins, &self.shared.object.digest, &mut self.writes)
+    }
+
+    /// Reads what the maps know of devices and of the default VPC.
+    fn remember(&mut self) -> Result<()> {
+        let Self { shared, devices, default_vpc, .. } = self;
         let remember = |id: &u32, record: &abi::EndpointRecord| {
             if let Some(device) = lower::device_of(record).filter(|_| lower::is_valid(record)) {
                 devices.insert(EndpointId(*id), device);
             }
         };
-        maps.endpoints.for_each(remember).in_map("reading", name::ENDPOINTS)?;
-        let mut default_vpc = None;
+        shared.maps.endpoints.for_each(remember).in_map("reading", name::ENDPOINTS)?;
         let is_default = |id: &u32, record: &abi::VpcRecord| {
             if record.flags & abi::vpc_flags::DEFAULT != 0 {
-                default_vpc = Some(VpcId(*id));
+                *default_vpc = Some(VpcId(*id));
             }
         };
-        maps.vpcs.for_each(is_default).in_map("reading", name::VPCS)?;
-
-        let shared = Arc::new(Shared::new(maps, object, pins.maps()));
-        let mut datapath =
-            Self { shared, config, pins, links, programs, sockets, writes, devices, default_vpc, opened };
-        let node = node_settings(&datapath.config_record()?);
-        datapath.set_node(&node)?;
-        Ok(datapath)
+        shared.maps.vpcs.for_each(is_default).in_map("reading", name::VPCS)
     }
 
     /// A handle for reading, conntrack and traces, to be shared among threads.
@@ -478,8 +562,10 @@ fn check_maps(pins: &Pins, object: &Object) -> Result<usize> {
     Ok(known)
 }
 
+type Adopted = (Programs<Hook>, Programs<SocketHook>);
+
 /// The pinned programs of this very object, if they are all there and use the pinned maps.
-fn adopt_programs(pins: &Pins, object: &Object) -> Result<Option<(Programs, SocketPrograms)>> {
+fn adopt_programs(pins: &Pins, object: &Object) -> Result<Option<Adopted>> {
     let dir = pins.programs(&object.digest);
     let mut map_ids = BTreeMap::new();
     for name in PINNED {
@@ -510,29 +596,36 @@ fn adopt_programs(pins: &Pins, object: &Object) -> Result<Option<(Programs, Sock
         }
         all.insert(program, fd);
     }
-    let programs = Hook::ALL.into_iter().filter_map(|h| Some((h, all.remove(h.name())?))).collect();
-    let sockets = SocketHook::ALL.into_iter().filter_map(|h| Some((h, all.remove(h.name())?))).collect();
-    Ok(Some((Programs::new(programs)?, SocketPrograms::new(sockets)?)))
+    let programs = Hook::ALL.into_iter().filter_map(|h| Some((h, h.name(), all.remove(h.name())?)));
+    let programs = Programs::there(programs.collect::<Vec<_>>())?;
+    let sockets = SocketHook::ALL.into_iter().filter_map(|h| Some((h, h.name(), all.remove(h.name())?)));
+    Ok(Some((programs, Programs::there(sockets.collect::<Vec<_>>())?)))
 }
 
-fn load_programs(pins: &Pins, object: &Object, writes: &mut Writes) -> Result<(Programs, SocketPrograms)> {
-    let dir = pins.programs(&object.digest);
+/// Pins a load that is verified as a whole.
+fn pin_programs(
+    pins: &Pins,
+    digest: &str,
+    programs: &Programs<Hook>,
+    sockets: &Programs<SocketHook>,
+    writes: &mut Writes,
+) -> Result<()> {
+    let dir = pins.programs(digest);
     // What an interrupted run left behind.
     for name in pins::list(&dir)? {
         writes.step()?;
         fs::remove_file(dir.join(&name)).path("removing", &dir.join(&name))?;
     }
-    writes.step()?;
-    let loaded = object.load(&pins.maps(), false)?;
     pins::make_dir(&dir)?;
-    let classifiers = loaded.programs.iter().map(|(hook, fd)| (hook.name(), fd));
-    let sockets = loaded.sockets.iter().map(|(hook, fd)| (hook.name(), fd));
-    for (program, fd) in classifiers.chain(sockets) {
-        let path = dir.join(program);
+    let devices = Hook::ALL.into_iter().map(|h| (h.name(), programs.of(h, h.name())));
+    let sockets = SocketHook::ALL.into_iter().map(|h| (h.name(), sockets.of(h, h.name())));
+    for (name, program) in devices.chain(sockets) {
+        let (fd, _) = program?;
+        let path = dir.join(name);
         writes.step()?;
-        sys::obj_pin(fd.as_fd(), &path).path("pinning", &path)?;
+        sys::obj_pin(fd, &path).path("pinning", &path)?;
     }
-    Ok((Programs::new(loaded.programs)?, SocketPrograms::new(loaded.sockets)?))
+    Ok(())
 }
 
 /// Programs of earlier builds, which no link runs any more.

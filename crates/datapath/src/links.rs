@@ -1,15 +1,15 @@
 //! Programs on devices: pinned links, first in the chain, exchanged in place.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use flowloom_bpf_abi::hook;
 
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::Writes;
+use crate::loading::Programs;
 use crate::pins;
 use crate::sockets::SocketHook;
 use crate::sys::{self, TcxHook};
@@ -135,26 +135,13 @@ impl std::fmt::Display for Finding {
     }
 }
 
-/// Programs by hook, with their kernel ids.
-#[derive(Debug)]
-pub(crate) struct Programs(BTreeMap<Hook, (OwnedFd, u32)>);
-
-impl Programs {
-    pub(crate) fn new(fds: BTreeMap<Hook, OwnedFd>) -> Result<Self> {
-        let with_id = |(hook, fd): (Hook, OwnedFd)| {
-            let id = sys::prog_facts(fd.as_fd()).kernel(format!("reading program {}", hook.name()))?.id;
-            Ok((hook, (fd, id)))
-        };
-        Ok(Self(fds.into_iter().map(with_id).collect::<Result<_>>()?))
-    }
-
+impl Programs<Hook> {
     pub(crate) fn fd(&self, hook: Hook) -> Result<BorrowedFd<'_>> {
-        let missing = || Error::Missing { kind: "program", name: hook.name().to_owned() };
-        self.0.get(&hook).map(|(fd, _)| fd.as_fd()).ok_or_else(missing)
+        Ok(self.of(hook, hook.name())?.0)
     }
 
-    fn id(&self, hook: Hook) -> u32 {
-        self.0.get(&hook).map_or(0, |(_, id)| *id)
+    fn id(&self, hook: Hook) -> Result<u32> {
+        Ok(self.of(hook, hook.name())?.1)
     }
 }
 
@@ -201,7 +188,7 @@ impl Links {
     /// Makes `hook` run our program on a device, first in its chain. What is right already is left alone.
     pub(crate) fn attach(
         &self,
-        programs: &Programs,
+        programs: &Programs<Hook>,
         writes: &mut Writes,
         hook: Hook,
         ifindex: u32,
@@ -245,7 +232,7 @@ impl Links {
     }
 
     /// Gives every link this load's program and forgets the links of devices that are gone.
-    pub(crate) fn refresh(&self, programs: &Programs, writes: &mut Writes) -> Result<()> {
+    pub(crate) fn refresh(&self, programs: &Programs<Hook>, writes: &mut Writes) -> Result<()> {
         for have in self.all()? {
             let path = self.path(have.hook, have.ifindex);
             if have.dead {
@@ -260,7 +247,7 @@ impl Links {
     }
 
     /// Compares every link with what it must be. Devices are looked up in the caller's network namespace.
-    pub(crate) fn audit(&self, programs: &Programs) -> Result<Vec<Finding>> {
+    pub(crate) fn audit(&self, programs: &Programs<Hook>) -> Result<Vec<Finding>> {
         let mut out = Vec::new();
         for have in self.all()? {
             let Attached { hook, ifindex, .. } = have;
@@ -269,7 +256,7 @@ impl Links {
                 find(Problem::Dead);
                 continue;
             }
-            if have.prog_id != programs.id(hook) {
+            if have.prog_id != programs.id(hook)? {
                 find(Problem::OtherProgram);
             }
             let chain = match sys::tcx_chain(ifindex, hook.tcx()) {
@@ -293,8 +280,13 @@ fn attached(hook: Hook, ifindex: u32, link: BorrowedFd<'_>) -> io::Result<Attach
     Ok(Attached { hook, ifindex, link_id: info.id, prog_id: info.prog_id, dead })
 }
 
-fn update(programs: &Programs, writes: &mut Writes, have: &Attached, link: BorrowedFd<'_>) -> Result<()> {
-    if have.prog_id == programs.id(have.hook) {
+fn update(
+    programs: &Programs<Hook>,
+    writes: &mut Writes,
+    have: &Attached,
+    link: BorrowedFd<'_>,
+) -> Result<()> {
+    if have.prog_id == programs.id(have.hook)? {
         return Ok(());
     }
     writes.step()?;

@@ -1,18 +1,17 @@
 //! The BPF object: what it declares, and loading it.
 
 use std::collections::BTreeMap;
-use std::num::NonZero;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
-use aya::EbpfLoader;
-use aya::programs::{Program, ProgramError, ProgramFd};
+use aya::programs::{ProgramError, ProgramFd};
+use aya::{Ebpf, EbpfLoader};
 use flowloom_bpf_abi::map_name::{self, PINNED, TRACE};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::links::Hook;
+use crate::loading::{Loading, Programs};
 use crate::sockets::SocketHook;
 use crate::sys::MapFacts;
 
@@ -58,15 +57,14 @@ pub(crate) struct Object {
     sizes: BTreeMap<&'static str, u32>,
 }
 
-/// Programs and the private trace map of one load.
+/// Programs and the private map of a load that follows packets only.
 #[derive(Debug)]
-pub(crate) struct Loaded {
-    pub(crate) programs: BTreeMap<Hook, OwnedFd>,
-    pub(crate) sockets: BTreeMap<SocketHook, OwnedFd>,
+pub(crate) struct Dry {
+    pub(crate) programs: Programs<Hook>,
     pub(crate) trace: OwnedFd,
 }
 
-fn failed(doing: impl Into<String>, error: &dyn std::error::Error) -> Error {
+pub(crate) fn failed(doing: impl Into<String>, error: &dyn std::error::Error) -> Error {
     let mut detail = error.to_string();
     let mut source = error.source();
     while let Some(e) = source {
@@ -118,8 +116,8 @@ impl Object {
         Ok(Self { bytes, digest: digest(bytes), declared, sizes })
     }
 
-    /// Loads every program; maps are taken from, or made and pinned in, `maps`.
-    pub(crate) fn load(&self, maps: &Path, dry_run: bool) -> Result<Loaded> {
+    /// Makes the programs ready for the verifier; maps are taken from, or made and pinned in, `maps`.
+    pub(crate) fn prepare(&self, maps: &Path, dry_run: bool) -> Result<Ebpf> {
         let flag = u32::from(dry_run);
         let mut loader = EbpfLoader::new();
         // Nothing is relocated against the kernel's types: the programs read packets and maps only.
@@ -130,73 +128,28 @@ impl Object {
         for (name, size) in &self.sizes {
             loader.map_max_entries(name, *size);
         }
-        let mut ebpf = loader.load(self.bytes).map_err(|e| failed("creating its maps", &e))?;
-        // A trace follows packets only.
-        let wanted = |name: &str| {
-            Hook::ALL.iter().any(|h| h.name() == name) || (!dry_run && SocketHook::from_name(name).is_some())
-        };
-        verify(ebpf.programs_mut().filter(|(name, _)| wanted(name)).collect())?;
-        let mut programs = BTreeMap::new();
-        for hook in Hook::ALL {
-            match ebpf.program(hook.name()) {
-                Some(Program::SchedClassifier(program)) => {
-                    programs.insert(hook, keep(hook.name(), program.fd())?);
-                }
-                _ => return Err(Error::Missing { kind: "program", name: hook.name().to_owned() }),
-            }
-        }
-        let mut sockets = BTreeMap::new();
-        for hook in SocketHook::ALL.into_iter().filter(|_| !dry_run) {
-            match ebpf.program(hook.name()) {
-                Some(Program::CgroupSockAddr(program)) => {
-                    sockets.insert(hook, keep(hook.name(), program.fd())?);
-                }
-                _ => return Err(Error::Missing { kind: "program", name: hook.name().to_owned() }),
-            }
-        }
+        loader.load(self.bytes).map_err(|e| failed("creating its maps", &e))
+    }
+
+    /// Loads the programs of devices once more, for traces.
+    pub(crate) fn load_dry(&self, maps: &Path) -> Result<Dry> {
+        let ebpf = self.prepare(maps, true)?;
         let trace = match ebpf.map(TRACE) {
             Some(aya::maps::Map::Array(data)) => data.fd().as_fd().try_clone_to_owned(),
             _ => return Err(Error::Missing { kind: "map", name: TRACE.to_owned() }),
         };
-        Ok(Loaded { programs, sockets, trace: trace.map_err(|e| failed("keeping fl_trace", &e))? })
+        let trace = trace.map_err(|e| failed("keeping fl_trace", &e))?;
+        let loading = Loading::start(ebpf, Hook::ALL.map(Hook::name).to_vec())?;
+        loading.progress().end()?;
+        let programs = Programs::coming(Hook::ALL.map(|h| (h, h.name())), &loading);
+        Ok(Dry { programs, trace })
     }
 }
 
 /// A descriptor of a loaded program that outlives the loader.
-fn keep(name: &str, fd: std::result::Result<&ProgramFd, ProgramError>) -> Result<OwnedFd> {
+pub(crate) fn keep(name: &str, fd: std::result::Result<&ProgramFd, ProgramError>) -> Result<OwnedFd> {
     let fd = fd.map_err(|e| failed(format!("opening {name}"), &e))?;
     fd.as_fd().try_clone_to_owned().map_err(|e| failed(format!("keeping {name}"), &e))
-}
-
-/// Threads that load programs: the verifier takes a third of a second for each of the large ones, and no lock.
-const VERIFIERS: usize = 4;
-
-/// Loads the programs, several at a time, those that take longest first.
-fn verify(mut programs: Vec<(&str, &mut Program)>) -> Result<()> {
-    // The last is taken first. Those of sockets are small.
-    programs.sort_by_key(|(_, program)| matches!(program, Program::SchedClassifier(_)));
-    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(VERIFIERS);
-    let left = Mutex::new(programs);
-    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let work = || {
-        while let Some((name, program)) = next() {
-            match program {
-                Program::SchedClassifier(program) => program.load(),
-                Program::CgroupSockAddr(program) => program.load(),
-                _ => return Err(Error::Missing { kind: "program", name: name.to_owned() }),
-            }
-            .map_err(|e| failed(format!("verifying {name}"), &e))?;
-        }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-        let own = work();
-        others.into_iter().fold(own, |result, thread| {
-            let theirs = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            result.and(theirs)
-        })
-    })
 }
 
 /// FNV-1a, 128 bits (parameters: draft-eastlake-fnv): tells builds apart, guards against no one.

@@ -1,9 +1,8 @@
 //! Programs of sockets on a cgroup: pinned links, exchanged in place.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
@@ -12,6 +11,7 @@ use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, FsType, statfs};
 
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::Writes;
+use crate::loading::Programs;
 use crate::sys;
 
 /// `CGROUP2_SUPER_MAGIC` of linux/magic.h.
@@ -89,21 +89,9 @@ impl SocketHook {
     }
 }
 
-/// Programs by hook, with their kernel ids.
-#[derive(Debug)]
-pub(crate) struct SocketPrograms(BTreeMap<SocketHook, (OwnedFd, u32)>);
-
-impl SocketPrograms {
-    pub(crate) fn new(fds: BTreeMap<SocketHook, OwnedFd>) -> Result<Self> {
-        let with_id = |(hook, fd): (SocketHook, OwnedFd)| {
-            let id = sys::prog_facts(fd.as_fd()).kernel(format!("reading program {}", hook.name()))?.id;
-            Ok((hook, (fd, id)))
-        };
-        Ok(Self(fds.into_iter().map(with_id).collect::<Result<_>>()?))
-    }
-
-    fn of(&self, hook: SocketHook) -> Result<&(OwnedFd, u32)> {
-        self.0.get(&hook).ok_or_else(|| Error::Missing { kind: "program", name: hook.name().to_owned() })
+impl Programs<SocketHook> {
+    fn program(&self, hook: SocketHook) -> Result<(BorrowedFd<'_>, u32)> {
+        self.of(hook, hook.name())
     }
 
     /// Lets the links in `dir` run these programs; what is right already is left alone.
@@ -120,13 +108,13 @@ impl SocketPrograms {
     }
 
     fn update(&self, hook: SocketHook, link: &OwnedFd, path: &Path, writes: &mut Writes) -> Result<()> {
-        let (program, id) = self.of(hook)?;
+        let (program, id) = self.program(hook)?;
         let have = sys::cgroup_link_info(link.as_fd()).path("reading", path)?;
-        if have.cgroup == 0 || have.prog_id == *id {
+        if have.cgroup == 0 || have.prog_id == id {
             return Ok(());
         }
         writes.step()?;
-        sys::link_update(link.as_fd(), program.as_fd()).path("exchanging the program of", path)
+        sys::link_update(link.as_fd(), program).path("exchanging the program of", path)
     }
 
     /// Runs every program on a cgroup. What is right already is left alone; a link to another cgroup goes once the new one is there.
@@ -148,9 +136,9 @@ impl SocketPrograms {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => None,
                 Err(e) => return Err(e).path("opening", &path),
             };
-            let (program, _) = self.of(hook)?;
+            let (program, _) = self.program(hook)?;
             writes.step()?;
-            let link = sys::cgroup_link_create(program.as_fd(), target.as_fd(), hook.attach_type())
+            let link = sys::cgroup_link_create(program, target.as_fd(), hook.attach_type())
                 .path("attaching to the cgroup", cgroup)?;
             if let Some(old) = old {
                 writes.step()?;

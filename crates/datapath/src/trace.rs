@@ -1,15 +1,13 @@
 //! Dry runs: the same programs over the live maps, writing none of them.
 
-use std::collections::BTreeMap;
-use std::os::fd::{AsFd as _, OwnedFd};
-
 use flowloom_bpf_abi::map_name::TRACE;
 use flowloom_bpf_abi::{self as abi, DropReason, trace_step as kind};
 use flowloom_compiler::{EndpointId, Identity, RuleId};
 
-use crate::error::{Context as _, Error, Result};
+use crate::error::{Context as _, Result};
 use crate::links::Hook;
-use crate::object::Loaded;
+use crate::loading::Programs;
+use crate::object::Dry;
 use crate::sys::{self, Map, RunContext};
 
 /// A packet to judge without sending it.
@@ -235,22 +233,21 @@ pub struct TraceReport {
 /// The dry-run load.
 #[derive(Debug)]
 pub(crate) struct Tracer {
-    programs: BTreeMap<Hook, OwnedFd>,
+    programs: Programs<Hook>,
     log: Map<u32, abi::TraceLog>,
 }
 
 impl Tracer {
-    pub(crate) fn new(loaded: Loaded) -> Result<Self> {
+    pub(crate) fn new(loaded: Dry) -> Result<Self> {
         Ok(Self { programs: loaded.programs, log: Map::from_fd(loaded.trace).in_map("opening", TRACE)? })
     }
 
     pub(crate) fn run(&mut self, request: &TraceRequest) -> Result<TraceReport> {
-        let missing = || Error::Missing { kind: "program", name: request.hook.name().to_owned() };
-        let program = self.programs.get(&request.hook).ok_or_else(missing)?;
+        let (program, _) = self.programs.of(request.hook, request.hook.name())?;
         self.log.set(&0, &abi::TraceLog::default()).in_map("writing", TRACE)?;
         let context = RunContext { mark: request.mark, ifindex: request.ifindex, ..RunContext::default() };
         let doing = format!("tracing {} on ifindex {}", request.hook.name(), request.ifindex);
-        let run = sys::test_run(program.as_fd(), &request.frame, &context, 1).kernel(doing)?;
+        let run = sys::test_run(program, &request.frame, &context, 1).kernel(doing)?;
         let log = self.log.get(&0).in_map("reading", TRACE)?.unwrap_or_default();
         let kept = (log.count as usize).min(abi::MAX_TRACE_STEPS);
         Ok(TraceReport {

@@ -25,7 +25,7 @@ use std::os::fd::AsFd as _;
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) maps: Maps,
-    object: Object,
+    pub(crate) object: Object,
     maps_dir: PathBuf,
     quota: OnceLock<QuotaProgram>,
     tracer: Mutex<Option<Tracer>>,
@@ -270,7 +270,7 @@ impl View {
     pub fn trace(&self, request: &TraceRequest) -> Result<TraceReport> {
         let mut tracer = locked(&self.shared.tracer);
         if tracer.is_none() {
-            *tracer = Some(Tracer::new(self.shared.object.load(&self.shared.maps_dir, true)?)?);
+            *tracer = Some(Tracer::new(self.shared.object.load_dry(&self.shared.maps_dir)?)?);
         }
         match tracer.as_mut() {
             Some(t) => t.run(request),

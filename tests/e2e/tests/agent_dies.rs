@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use flowloom_api::v1::{Status, digest};
+use flowloom_datapath::sys::{TcxHook, tcx_chain};
 use flowloom_netlink::Netns;
 use flowloom_testkit::{Cmd, Mode, Ns, Outcome, Output, PATIENCE, Probe, TcpFlow, TcpServer};
 use flowloom_tests_e2e::{Document, Lab, binary};
-use serde_json::json;
+use serde_json::{Value, json};
 
 const VARIABLE: &str = "FLOWLOOM_TEST_ABORT_AT_WRITE";
 /// More writes than any operation here can need: a test that gets here loops.
@@ -200,6 +201,59 @@ fn killed_at_every_write_of_an_endpoint_coming() -> Result<()> {
 #[test]
 fn killed_at_every_write_of_an_endpoint_going() -> Result<()> {
     every_write("endpoint goes", &|lab| Ok(with_endpoint(lab)), &|lab| Ok(base(lab)))
+}
+
+/// How many devices of endpoints are switched on, and which of them have nobody to judge what they carry.
+fn open_devices(lab: &Lab) -> Result<(usize, Vec<String>)> {
+    let ns = &lab.node(0).ns;
+    let shown: Value = serde_json::from_str(&ns.exec_ok(&["ip", "-j", "-d", "link"])?.stdout)?;
+    let (mut on, mut open) = (0, Vec::new());
+    for link in shown.as_array().into_iter().flatten() {
+        let name = link["ifname"].as_str().context("a link without a name")?;
+        let up = link["flags"].as_array().is_some_and(|flags| flags.iter().any(|f| f == "UP"));
+        let alias = link["ifalias"].as_str().unwrap_or_default();
+        if !up || !alias.starts_with("flowloom:endpoint:") {
+            continue;
+        }
+        on += 1;
+        let index = u32::try_from(link["ifindex"].as_u64().context("a link without a number")?)?;
+        for (hook, word) in [(TcxHook::Ingress, "ingress"), (TcxHook::Egress, "egress")] {
+            let chain = ns.run_in(|| tcx_chain(index, hook))??;
+            let classic = ns.exec(&["tc", "filter", "show", "dev", name, word])?.stdout;
+            if chain.programs.is_empty() && !classic.contains("bpf") {
+                open.push(format!("{name} {word}"));
+            }
+        }
+    }
+    Ok((on, open))
+}
+
+/// A start where nothing was: programs load while maps and devices are made. Not every write: each costs two starts.
+#[test]
+fn killed_while_it_starts_for_the_first_time() -> Result<()> {
+    let mut lab = Lab::builder().nodes(1).start()?;
+    lab.apply(&base(&lab))?;
+    let clean = state(&lab)?;
+    let (mut killed, mut seen) = (0, 0);
+    for n in (1..=MOST).step_by(9) {
+        let agent = lab.agents.first_mut().context("no agent")?;
+        agent.uninstall()?.success()?;
+        start_doomed(&mut lab, n)?;
+        if !died(&mut lab)? {
+            assert_eq!(state(&lab)?, clean, "undisturbed");
+            break;
+        }
+        killed += 1;
+        let (on, open) = open_devices(&lab)?;
+        assert_eq!(open, Vec::<String>::new(), "killed before write {n}");
+        seen += on;
+        start_whole(&mut lab)?;
+        assert_eq!(state(&lab)?, clean, "killed before write {n}");
+        assert!(n + 9 <= MOST, "a start needs more than {MOST} writes");
+    }
+    assert!(killed > 0, "nothing was killed: is the agent built with kill-points?");
+    assert!(seen > 0, "no device was ever on");
+    Ok(())
 }
 
 /// A runtime's call of the plugin on the node.

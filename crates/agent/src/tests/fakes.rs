@@ -88,7 +88,7 @@ impl Wiring for FakeNet {
         }
         Ok(NodeState {
             uplinks: vec![("up0".into(), 2)],
-            overlay: Some(("ov0".into(), 3)),
+            overlay: spec.overlay.as_ref().map(|_| ("ov0".into(), 3)),
             uplink_mtu: 1500,
             overlay_mtu: 1450,
         })
@@ -143,6 +143,14 @@ pub(crate) struct Maps {
     pub(crate) preceded: BTreeSet<u32>,
     /// Devices with programs.
     pub(crate) guarded: BTreeSet<u32>,
+    /// Of these, the ones with links.
+    pub(crate) linked: BTreeSet<u32>,
+    /// The kernel still looks at the programs.
+    pub(crate) loading: bool,
+    /// What it says of one of them.
+    pub(crate) refused: Option<String>,
+    /// It is one of those of endpoints.
+    pub(crate) unguarded: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -168,6 +176,7 @@ impl Plane for FakePlane {
         };
         let mut maps = self.0.lock().unwrap();
         maps.guarded.insert(info.ifindex);
+        maps.linked.insert(info.ifindex);
         let want = flowloom_bpf_abi::DeviceRecord { endpoint: id.0, flags: 0 };
         if maps.memory.state.devices.get(&info.ifindex) != Some(&want) {
             maps.memory.write(&Write::Device(info.ifindex, Some(want)))?;
@@ -177,7 +186,28 @@ impl Plane for FakePlane {
     }
 
     fn guard_endpoint(&mut self, id: EndpointId, device: &str) -> Result<(DeviceInfo, bool)> {
-        Ok((self.attach_endpoint(id, device)?, true))
+        {
+            let maps = self.0.lock().unwrap();
+            if let Some(why) = maps.refused.as_ref().filter(|_| maps.unguarded) {
+                return Err(Error::Load { doing: "verifying from_endpoint".into(), detail: why.clone() });
+            }
+        }
+        let info = self.attach_endpoint(id, device)?;
+        self.0.lock().unwrap().linked.remove(&info.ifindex);
+        Ok((info, true))
+    }
+
+    fn is_loading(&self) -> bool {
+        self.0.lock().unwrap().loading
+    }
+
+    fn finish_loading(&mut self) -> Result<()> {
+        let mut maps = self.0.lock().unwrap();
+        if let Some(why) = &maps.refused {
+            return Err(Error::Load { doing: "verifying from_overlay".into(), detail: why.clone() });
+        }
+        maps.loading = false;
+        Ok(())
     }
 
     fn is_preceded(&mut self, ifindex: u32) -> bool {
@@ -188,6 +218,7 @@ impl Plane for FakePlane {
         let mut maps = self.0.lock().unwrap();
         if let Some(device) = maps.devices.remove(&id) {
             maps.guarded.remove(&device.ifindex);
+            maps.linked.remove(&device.ifindex);
             maps.memory.write(&Write::Device(device.ifindex, None))?;
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! The core over an outside world in memory.
 
+mod cold;
 pub(crate) mod fakes;
 mod history;
 mod holds;
@@ -21,7 +22,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use crate::config::Config;
-use crate::core::{Command, Core, Handle, NetworkChange, Outside};
+use crate::core::{Command, Core, Handle, Line, NetworkChange, Outside};
 use crate::events::EventLog;
 use crate::store::Store;
 
@@ -53,7 +54,9 @@ impl Running {
             wiring: Box::new(FakeNet::default()),
             plane: Box::new(FakePlane::default()),
         };
-        let (core, handle) = Core::new(config.clone(), outside, Arc::new(EventLog::new(8))).unwrap();
+        let line = Line::new(&config, Arc::new(EventLog::new(8)));
+        let handle = line.handle();
+        let core = Core::new(config.clone(), outside, line).unwrap();
         let thread = std::thread::spawn(move || core.run());
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -138,6 +141,11 @@ impl Node {
 
     /// The same with a configuration of its own.
     fn agent_with(&self, configure: impl FnOnce(&mut Config)) -> Core {
+        self.agent_and_handle(configure).0
+    }
+
+    /// And how everybody else reaches it.
+    fn agent_and_handle(&self, configure: impl FnOnce(&mut Config)) -> (Core, Handle) {
         let mut config = Config::for_node("n1".parse().unwrap());
         configure(&mut config);
         config.document = self.path();
@@ -148,10 +156,12 @@ impl Node {
             wiring: Box::new(self.net.clone()),
             plane: Box::new(self.plane.clone()),
         };
-        let (mut core, _handle) = Core::new(config, outside, Arc::new(EventLog::new(8))).unwrap();
+        let line = Line::new(&config, Arc::new(EventLog::new(8)));
+        let handle = line.handle();
+        let mut core = Core::new(config, outside, line).unwrap();
         core.reload();
         while core.tidy() {}
-        core
+        (core, handle)
     }
 
     fn state(&self) -> KernelState {

@@ -185,6 +185,11 @@ pub(crate) fn pinned_ids(root: &Path) -> BTreeMap<PathBuf, u32> {
 pub(crate) fn other_build() -> Result<&'static [u8]> {
     let mut bytes = flowloom_bpf_object::object()?.to_vec();
     bytes.extend_from_slice(&[0; 8]);
+    aligned(bytes)
+}
+
+/// An object as it must lie in memory.
+pub(crate) fn aligned(bytes: Vec<u8>) -> Result<&'static [u8]> {
     let words = bytes.chunks(8).map(|c| {
         let mut word = [0; 8];
         word[..c.len()].copy_from_slice(c);

@@ -1,6 +1,7 @@
 //! `flowloom-datapath` against the kernel.
 
 mod apply;
+mod cold;
 mod common;
 mod open;
 mod run;

@@ -1,0 +1,76 @@
+//! A start on a node where nothing was in force: what serves first does not wait for what connects the node with others.
+
+use super::*;
+
+fn loading() -> Node {
+    let node = Node::new(Some(DOCUMENT));
+    node.plane.0.lock().unwrap().loading = true;
+    node
+}
+
+#[test]
+fn a_start_without_programs_ends_where_every_other_does() {
+    let (cold, warm) = (loading(), Node::new(Some(DOCUMENT)));
+    let (mut core, handle) = cold.agent_and_handle(|_| {});
+    let other = warm.agent();
+    assert!(handle.health().ready && core.last.errors.is_empty());
+    assert_eq!((cold.state(), cold.devices()), (warm.state(), warm.devices()));
+    {
+        let (cold_net, warm_net) = (cold.net.0.lock().unwrap(), warm.net.0.lock().unwrap());
+        assert_eq!((&cold_net.node, &cold_net.routes), (&warm_net.node, &warm_net.routes));
+        assert_eq!((&cold_net.masquerade, &cold_net.raised), (&warm_net.masquerade, &warm_net.raised));
+        let mtus = |net: &fakes::Net| net.devices.values().map(|d| d.mtu).collect::<Vec<_>>();
+        assert_eq!(mtus(&cold_net), mtus(&warm_net));
+        let maps = cold.plane.0.lock().unwrap();
+        assert_eq!((&maps.guarded, &maps.linked), (&cold_net.raised, &cold_net.raised));
+    }
+    assert!(core.unsettled.is_empty() && core.settle_at.is_none());
+    drop(other);
+    let before = cold.writes();
+    core.pass();
+    assert_eq!(cold.writes(), before);
+}
+
+#[test]
+fn a_program_that_is_refused_late_is_named_and_the_node_is_never_ready() {
+    let node = loading();
+    node.plane.0.lock().unwrap().refused = Some("R5 !read_ok".into());
+    let (mut core, handle) = node.agent_and_handle(|_| {});
+    for _ in 0..2 {
+        let health = handle.health();
+        assert!(!health.ready && core.applied_generation == 0);
+        let why = health.waiting_for.join(" ");
+        assert!(why.contains("datapath: ") && why.contains("verifying from_overlay: R5 !read_ok"), "{why}");
+        assert_eq!(core.cni_add(&add("c1")).unwrap_err().code, ErrorCode::NotReady);
+        assert!(core.retry_at.is_some());
+        {
+            let (net, maps) = (node.net.0.lock().unwrap(), node.plane.0.lock().unwrap());
+            // Nothing leads to other nodes or lets them in, and what is up is guarded.
+            assert_eq!(net.node.as_ref().and_then(|n| n.overlay.clone()), None);
+            assert_eq!(net.masquerade, None);
+            assert_eq!(net.raised, maps.guarded);
+        }
+        core.pass();
+    }
+    node.plane.0.lock().unwrap().refused = None;
+    core.pass();
+    assert!(handle.health().ready && core.unloaded.is_empty());
+    assert!(node.net.0.lock().unwrap().node.as_ref().is_some_and(|n| n.overlay.is_some()));
+    core.cni_add(&add("c1")).unwrap();
+}
+
+#[test]
+fn an_endpoint_whose_programs_are_refused_is_never_switched_on() {
+    let node = loading();
+    let why = Some("R5 !read_ok".to_owned());
+    {
+        let mut maps = node.plane.0.lock().unwrap();
+        (maps.unguarded, maps.refused) = (true, why);
+    }
+    let (core, handle) = node.agent_and_handle(|_| {});
+    assert!(!handle.health().ready && core.attached.is_empty());
+    assert!(core.wiring_errors.values().all(|e| e.contains("R5 !read_ok")) && core.wiring_errors.len() == 3);
+    assert!(node.net.0.lock().unwrap().raised.is_empty());
+    let state = node.state();
+    assert!(state.endpoints.is_empty() && !state.peers.is_empty(), "what needs no program is there");
+}
