@@ -54,6 +54,7 @@ mod tests {
     use regex::Regex;
 
     use super::*;
+    use crate::report::Record;
     use crate::suites::{GROUPS, VIEWS, repository_exclusions};
 
     fn regex(pattern: &str) -> Regex {
@@ -94,6 +95,19 @@ mod tests {
         }
         for exclusion in &excluded {
             assert!(names.iter().any(|n| exclusion.is_match(n)), "leaves nothing out: {exclusion}");
+        }
+    }
+
+    /// One that runs nowhere says nothing.
+    #[test]
+    fn every_group_was_run() {
+        let records: BTreeMap<String, Record> =
+            serde_json::from_str(include_str!("../../../docs/conformance.json")).unwrap();
+        // All there is runs in parts.
+        for group in crate::suites::names().into_iter().filter(|g| *g != "all") {
+            let record =
+                records.get(group).unwrap_or_else(|| panic!("{group} is not in docs/conformance.json"));
+            assert!(record.passed > 0, "{group}: {record:?}");
         }
     }
 }
