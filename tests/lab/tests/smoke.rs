@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use flowloom_lab::{BUSYBOX, Lab, Node, Options, POD_CIDRS, WORLD, names};
+use flowloom_lab::{BUSYBOX, Cni, Families, Lab, Node, Options, Routes, WORLD, names};
 use flowloom_testkit::{Cmd, eventually};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -56,6 +56,13 @@ struct Pod {
     ips: Vec<String>,
 }
 
+impl Pod {
+    /// Its node's number.
+    fn index(&self) -> u8 {
+        self.node.trim_start_matches('n').parse().unwrap()
+    }
+}
+
 fn pods(lab: &Lab) -> Result<Vec<Pod>> {
     let list = lab.kubectl_json(&["get", "pods", "-l", "app=web"])?;
     let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
@@ -69,8 +76,14 @@ fn pods(lab: &Lab) -> Result<Vec<Pod>> {
             ips: p["status"]["podIPs"].as_array().into_iter().flatten().map(|ip| text(&ip["ip"])).collect(),
         })
         .collect();
-    ensure!(pods.len() == 2 && pods.iter().all(|p| p.ips.len() == 2), "{list}");
+    let families = families(lab.options());
+    ensure!(pods.len() == 2 && pods.iter().all(|p| p.ips.len() == families), "{list}");
     Ok(pods)
+}
+
+/// How many addresses a Pod has.
+fn families(options: &Options) -> usize {
+    if options.families == Families::Dual { 2 } else { 1 }
 }
 
 fn url(ip: &str, port: &str) -> String {
@@ -103,62 +116,33 @@ fn flowloom_serves_pods_of_two_nodes_without_kube_proxy_and_leaves_nothing() {
     serves_pods_of_two_nodes_and_leaves_nothing(Options { name, ..options });
 }
 
+#[test]
+fn flowloom_serves_pods_of_two_nodes_by_direct_routes_with_ipv4_alone() {
+    let name = format!("d{}", std::process::id());
+    let options = Options { name, families: Families::Ipv4, routes: Routes::Direct, ..options().flowloom() };
+    serves_pods_of_two_nodes_and_leaves_nothing(options);
+}
+
 fn serves_pods_of_two_nodes_and_leaves_nothing(options: Options) {
     let lab = Lab::up(options).unwrap();
     let name = lab.options().name.clone();
     assert!(names().contains(&name));
 
-    // Both families on every node, from the ranges they should be from.
+    let families = families(lab.options());
+
+    // All families on every node, from the ranges they should be from.
     let nodes = lab.kubectl_json(&["get", "nodes"]).unwrap();
     for node in nodes["items"].as_array().unwrap() {
         let cidrs: Vec<_> =
             node["spec"]["podCIDRs"].as_array().unwrap().iter().map(|c| c.as_str().unwrap()).collect();
-        assert_eq!(cidrs.len(), POD_CIDRS.len(), "{cidrs:?}");
-        assert!(cidrs[0].starts_with("10.71.") && cidrs[1].starts_with("fd71:1:"), "{cidrs:?}");
+        assert_eq!(cidrs.len(), families, "{cidrs:?}");
+        assert!(cidrs.iter().zip(["10.71.", "fd71:1:"]).all(|(c, start)| c.starts_with(start)), "{cidrs:?}");
     }
 
     let before: Vec<_> = lab.nodes().unwrap().iter().map(|n| traces(n).unwrap()).collect();
 
-    lab.kubectl_input(&["apply", "-f", "-"], &WEB.replace("BUSYBOX", BUSYBOX)).unwrap();
-    lab.kubectl(&["rollout", "status", "daemonset/web", "--timeout=90s"]).unwrap();
-    let pods = pods(&lab).unwrap();
-    assert_ne!(pods[0].node, pods[1].node);
-    for (from, to) in [(&pods[0], &pods[1]), (&pods[1], &pods[0])] {
-        for ip in &to.ips {
-            let got = eventually(PATIENCE, || answers(&lab, &from.name, &url(ip, "8080"), 1));
-            assert_eq!(got, [to.name.as_str()]);
-        }
-    }
-
-    let service = lab.kubectl_json(&["get", "service", "web"]).unwrap();
-    let cluster_ips: Vec<_> =
-        service["spec"]["clusterIPs"].as_array().unwrap().iter().map(|ip| ip.as_str().unwrap()).collect();
-    assert_eq!(cluster_ips.len(), 2);
-    for ip in cluster_ips {
-        eventually(PATIENCE, || {
-            let mut who = answers(&lab, &pods[0].name, &url(ip, "80"), 20)?;
-            who.sort();
-            who.dedup();
-            ensure!(who.len() == 2, "both backends should answer on {ip}: {who:?}");
-            Ok(())
-        });
-    }
-    let port = service["spec"]["ports"][0]["nodePort"].to_string();
-    for ip in [flowloom_lab::node(1), flowloom_lab::node(2)].as_flattened() {
-        eventually(PATIENCE, || {
-            lab.outside(&[
-                "busybox",
-                "timeout",
-                "3",
-                "busybox",
-                "wget",
-                "-qO-",
-                &url(&ip.to_string(), &port),
-            ])?
-            .success()
-        });
-    }
-    for ip in WORLD {
+    let pods = reach_each_other_and_a_service(&lab);
+    for ip in WORLD.iter().take(families) {
         eventually(PATIENCE, || lab.kubectl(&["exec", &pods[0].name, "--", "ping", "-c1", "-W1", ip]));
     }
 
@@ -195,6 +179,89 @@ fn serves_pods_of_two_nodes_and_leaves_nothing(options: Options) {
     for entry in std::fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
         assert!(!entry.path().join(format!("flowloom-{name}")).exists(), "{:?}", entry.path());
     }
+}
+
+/// Pods of two nodes, from each to the other, to the Service, and from outside to the node port.
+fn reach_each_other_and_a_service(lab: &Lab) -> Vec<Pod> {
+    let (families, direct) = (families(lab.options()), lab.options().routes == Routes::Direct);
+    lab.kubectl_input(&["apply", "-f", "-"], &WEB.replace("BUSYBOX", BUSYBOX)).unwrap();
+    lab.kubectl(&["rollout", "status", "daemonset/web", "--timeout=90s"]).unwrap();
+    let pods = pods(lab).unwrap();
+    assert_ne!(pods[0].node, pods[1].node);
+    for (from, to) in [(&pods[0], &pods[1]), (&pods[1], &pods[0])] {
+        for ip in &to.ips {
+            let got = eventually(PATIENCE, || answers(lab, &from.name, &url(ip, "8080"), 1));
+            assert_eq!(got, [to.name.as_str()]);
+            let route = lab.node(from.index()).unwrap().exec_ok(&["ip", "route", "get", ip]).unwrap().stdout;
+            let tunnel = route.contains("flowloom_vxlan");
+            assert_eq!(tunnel, lab.options().cni == Cni::Flowloom && !direct, "{route}");
+        }
+    }
+
+    let service = lab.kubectl_json(&["get", "service", "web"]).unwrap();
+    let cluster_ips: Vec<_> =
+        service["spec"]["clusterIPs"].as_array().unwrap().iter().map(|ip| ip.as_str().unwrap()).collect();
+    assert_eq!(cluster_ips.len(), families);
+    for ip in cluster_ips {
+        eventually(PATIENCE, || {
+            let mut who = answers(lab, &pods[0].name, &url(ip, "80"), 20)?;
+            who.sort();
+            who.dedup();
+            ensure!(who.len() == 2, "both backends should answer on {ip}: {who:?}");
+            Ok(())
+        });
+    }
+    let port = service["spec"]["ports"][0]["nodePort"].to_string();
+    for ip in [1, 2].iter().flat_map(|n| flowloom_lab::node(*n).into_iter().take(families)) {
+        eventually(PATIENCE, || {
+            lab.outside(&[
+                "busybox",
+                "timeout",
+                "3",
+                "busybox",
+                "wget",
+                "-qO-",
+                &url(&ip.to_string(), &port),
+            ])?
+            .success()
+        });
+    }
+    pods
+}
+
+#[test]
+fn a_lab_without_plugins_serves_once_somebody_brings_them() {
+    let name = format!("n{}", std::process::id());
+    let lab = Lab::up(Options { name, cni: Cni::None, families: Families::Ipv4, ..options() }).unwrap();
+    let ranges: Vec<String> = eventually(PATIENCE, || {
+        let nodes = lab.kubectl_json(&["get", "nodes"])?;
+        let nodes = nodes["items"].as_array().cloned().unwrap_or_default();
+        for node in &nodes {
+            let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            let ready = conditions.iter().find(|c| c["type"] == "Ready").cloned().unwrap_or_default();
+            let says = ready["message"].as_str().unwrap_or_default();
+            ensure!(ready["status"] == "False" && says.contains("cni plugin not initialized"), "{ready}");
+        }
+        let range = |n: &Value| n["spec"]["podCIDR"].as_str().unwrap_or_default().to_owned();
+        ensure!(nodes.len() == 2, "{nodes:?}");
+        Ok(nodes.iter().map(range).collect())
+    });
+    for (node, other) in lab.nodes().unwrap().iter().zip([2, 1]) {
+        for plugin in ["bridge", "host-local", "loopback"] {
+            let to = node.dir().join("cni-bin").join(plugin);
+            std::fs::copy(Path::new("/usr/lib/cni").join(plugin), to).unwrap();
+        }
+        let via = flowloom_lab::node(other)[0].to_string();
+        let range = &ranges[usize::from(other) - 1];
+        node.exec_ok(&["ip", "route", "add", range, "via", &via]).unwrap();
+        let own = &ranges[usize::from(node.index()) - 1];
+        let list = json!({"cniVersion": "1.0.0", "name": "own", "plugins": [
+            {"type": "bridge", "bridge": "own0", "isGateway": true, "hairpinMode": true,
+             "ipam": {"type": "host-local", "subnet": own, "routes": [{"dst": "0.0.0.0/0"}]}}]});
+        std::fs::write(node.dir().join("cni-conf/10-own.conflist"), list.to_string()).unwrap();
+    }
+    lab.wait_ready(PATIENCE).unwrap();
+    reach_each_other_and_a_service(&lab);
 }
 
 #[test]
