@@ -248,8 +248,9 @@ pub(crate) struct Core {
     pub(crate) swollen: bool,
     /// What came of reading the document before the core ran.
     early: Option<Result<Read, String>>,
-    /// Slots that nothing in force names any more.
+    /// Slots that nothing in force names any more; given back at `free_at`.
     pub(crate) unused_slots: BTreeSet<PolicySlot>,
+    pub(crate) free_at: Option<Instant>,
     pub(crate) node_spec: Option<NodeSpec>,
     pub(crate) node: NodeState,
     pub(crate) routes: Option<BTreeSet<HostRoute>>,
@@ -375,6 +376,7 @@ impl Core {
             swollen: false,
             early: None,
             unused_slots: BTreeSet::new(),
+            free_at: None,
             node_spec: None,
             node: NodeState::default(),
             routes: None,
@@ -421,18 +423,19 @@ impl Core {
         while !self.stop.load(Ordering::Relaxed) {
             let until =
                 |at: Option<Instant>| at.map_or(SAFETY, |at| at.saturating_duration_since(Instant::now()));
-            let (retry, settle) = (until(self.retry_at), until(self.settle_at));
+            let (retry, settle, free) = (until(self.retry_at), until(self.settle_at), until(self.free_at));
             match self.commands.try_recv() {
                 Ok(command) => {
                     self.take(command);
                     continue;
                 }
                 Err(TryRecvError::Disconnected) => return,
-                Err(TryRecvError::Empty) if self.tidy() => continue,
+                Err(TryRecvError::Empty) if self.tidy_at_once() => continue,
                 Err(TryRecvError::Empty) => {}
             }
-            match self.commands.recv_timeout(retry.min(settle).min(SAFETY)) {
+            match self.commands.recv_timeout(retry.min(settle).min(free).min(SAFETY)) {
                 Ok(command) => self.take(command),
+                Err(RecvTimeoutError::Timeout) if free < retry.min(settle) => self.free_slots(),
                 Err(RecvTimeoutError::Timeout) if settle < retry => self.settle_one(),
                 Err(RecvTimeoutError::Timeout) => self.timer(),
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -490,9 +493,16 @@ impl Core {
 
     /// One thing that nobody waits for; whether there was one.
     pub(crate) fn tidy(&mut self) -> bool {
-        if !self.unused_slots.is_empty() {
+        let slots = !self.unused_slots.is_empty();
+        if slots {
             self.free_slots();
-        } else if self.history.waits() {
+        }
+        slots || self.tidy_at_once()
+    }
+
+    /// The same, but for what makes whoever comes next wait for the kernel.
+    pub(crate) fn tidy_at_once(&mut self) -> bool {
+        if self.history.waits() {
             self.history.write(&self.store);
         } else if self.file.unprepared() {
             self.file.prepare();

@@ -24,6 +24,11 @@ use crate::{duties, ended};
 const INTERFACE: &str = "eth0";
 /// Quiet time after an ADD before its endpoint gets its links.
 const SETTLE_AFTER: Duration = Duration::from_secs(1);
+/// Quiet time after a change of policies before the slots of the old ones are given back: the next change, which often follows at once, must
+/// not wait for a grace period that nobody needs yet.
+const FREE_AFTER: Duration = Duration::from_millis(100);
+/// So many unused slots do not wait for a quiet time that may never come.
+const MOST_UNUSED: usize = 64;
 
 impl Core {
     /// Document and attachments together; the pools follow.
@@ -226,6 +231,11 @@ impl Core {
                 _ => true,
             });
             self.unused_slots.retain(|slot| !plan.policies.contains_key(slot));
+            if self.unused_slots.is_empty() {
+                self.free_at = None;
+            } else if self.free_at.is_none() || self.unused_slots.len() <= MOST_UNUSED {
+                self.free_at = Some(Instant::now() + FREE_AFTER);
+            }
             if ops.is_empty() { ApplyReport::default() } else { self.plane.apply(&ops) }
         };
         let clean = report.is_clean();
@@ -276,6 +286,7 @@ impl Core {
 
     /// Gives back the slots that [`Self::put_in_force`] left.
     pub(crate) fn free_slots(&mut self) {
+        self.free_at = None;
         let slots: Vec<_> = std::mem::take(&mut self.unused_slots).into_iter().collect();
         if self.unsure || slots.is_empty() {
             return;

@@ -225,10 +225,13 @@ impl Verified {
     }
 }
 
+/// A program and its id, once somebody needed it.
+type Slot = OnceLock<(OwnedFd, u32)>;
+
 /// Programs by hook, with their kernel ids. One that is not verified yet is waited for by whoever asks for it.
 #[derive(Debug)]
 pub(crate) struct Programs<H> {
-    known: BTreeMap<H, (&'static str, OnceLock<(OwnedFd, u32)>)>,
+    known: BTreeMap<H, (&'static str, Slot)>,
     coming: Option<Arc<Progress>>,
 }
 

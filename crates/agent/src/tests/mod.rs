@@ -378,6 +378,43 @@ fn a_rule_change_frees_old_slots_after_it_is_in_force() {
 }
 
 #[test]
+fn the_next_change_does_not_wait_until_the_slots_of_the_last_one_are_freed() {
+    let node = Node::with("net.json", Some(JSON));
+    let mut core = node.agent();
+    let slots = node.state().policies.len();
+    for n in 1..=70usize {
+        node.write(&JSON.replacen(r#""priority":5"#, &format!(r#""priority":{}"#, n + 5), 1));
+        let armed = core.free_at;
+        core.reload();
+        while core.tidy_at_once() {}
+        assert_eq!((core.unused_slots.len(), node.state().policies.len()), (n, slots + n));
+        // Each change begins the quiet time anew, until there are many.
+        assert!(core.free_at.is_some_and(|at| armed.is_none_or(|armed| (at > armed) == (n <= 64))), "{n}");
+    }
+    core.free_slots();
+    assert_eq!((core.unused_slots.len(), core.free_at, node.state().policies.len()), (0, None, slots));
+}
+
+#[test]
+fn slots_are_freed_when_nothing_else_comes() {
+    let running = Running::start(JSON, |_| {}, |_, _, _, _, _| {});
+    let wait = |what: &str, done: fn(&Core) -> bool| {
+        let begin = std::time::Instant::now();
+        while !running.ask(move |core| done(core)) {
+            assert!(begin.elapsed() < std::time::Duration::from_secs(30), "{what}");
+            std::thread::park_timeout(std::time::Duration::from_millis(1));
+        }
+    };
+    wait("no document is in force", |core| core.applied_generation > 0);
+    running.ask(|core| {
+        fs::write(&core.config.document, JSON.replacen(r#""priority":5"#, r#""priority":6"#, 1)).unwrap();
+        core.reload();
+        assert_eq!(core.unused_slots.len(), 1);
+    });
+    wait("the slot was not freed", |core| core.unused_slots.is_empty() && core.free_at.is_none());
+}
+
+#[test]
 fn a_released_address_is_shown_while_it_rests() {
     let node = Node::new(Some(DOCUMENT));
     let mut core = node.agent();
