@@ -3,8 +3,8 @@
 use std::net::{SocketAddr, UdpSocket};
 
 use anyhow::Result;
-use flowloom_tests_e2e::Lab;
 use flowloom_testkit::{PATIENCE, eventually};
+use flowloom_tests_e2e::Lab;
 
 const SETTING: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
