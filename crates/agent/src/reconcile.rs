@@ -116,6 +116,11 @@ impl Core {
                 watched("duties of the node", || self.node_duties());
             }
             if loading {
+                // Programs of uplinks refuse what only claims to come from an endpoint: until they are there, the stack leads nobody to one.
+                self.routes = None;
+                if let Err(e) = self.wiring.routes(&[]) {
+                    self.note_error(format!("routes: {e}"));
+                }
                 // Nothing is in force and no device is guarded: what needs no program waits for none.
                 let plan = self.effective_plan();
                 watched("the datapath", || self.put_in_force(plan));
@@ -132,7 +137,7 @@ impl Core {
                 self.retire_leftovers();
             }
             // They follow nodes, subnets and endpoints.
-            if only.is_none_or(|only| !only.is_empty()) {
+            if loaded && only.is_none_or(|only| !only.is_empty()) {
                 watched("routes", || self.sync_routes());
             }
             // An object that does not fit has a condition and its old state; it holds up nobody else.
@@ -172,10 +177,9 @@ impl Core {
         self.publish();
     }
 
-    /// The rest of a start on a node where nothing was in force: the routes of what serves already, links instead of guards, then the
-    /// programs that connect the node with others, and only with them what leads there. Returns whether every program is in place.
+    /// The rest of a start on a node where nothing was in force: links instead of guards, then the programs that connect the node with
+    /// others, and only with them what leads there. Returns whether every program is in place.
     fn finish_loading(&mut self) -> bool {
-        self.sync_routes();
         for key in std::mem::take(&mut self.unsettled) {
             let (Some(device), Some((id, _))) = (self.attached.get(&key), self.wired_as.get(&key)) else {
                 continue;
@@ -346,8 +350,7 @@ impl Core {
 
     fn node_duties(&mut self) {
         let mut spec = duties::node_spec(&self.config, &self.world);
-        let loading = self.plane.is_loading();
-        if loading {
+        if self.plane.is_loading() {
             // Nothing leaves a tunnel before there is somebody to judge it.
             spec.overlay = None;
         }
@@ -378,9 +381,6 @@ impl Core {
         let uplinks: Vec<u32> = self.node.uplinks.iter().map(|(_, i)| *i).collect();
         if let Err(e) = self.plane.set_node(&settings, &uplinks) {
             self.note_error(format!("node programs: {e}"));
-        }
-        if loading {
-            return;
         }
         let masquerade = duties::masquerade_spec(&self.config, &self.world, &self.node);
         if let Err(e) = self.wiring.masquerade(masquerade.as_ref()) {

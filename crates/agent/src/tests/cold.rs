@@ -1,6 +1,7 @@
 //! A start on a node where nothing was in force: what serves first does not wait for what connects the node with others.
 
 use super::*;
+use crate::wiring::{HostRoute, Via};
 
 fn loading() -> Node {
     let node = Node::new(Some(DOCUMENT));
@@ -35,7 +36,10 @@ fn a_start_without_programs_ends_where_every_other_does() {
 fn a_program_that_is_refused_late_is_named_and_the_node_is_never_ready() {
     let node = loading();
     node.plane.0.lock().unwrap().refused = Some("R5 !read_ok".into());
-    let (mut core, handle) = node.agent_and_handle(|_| {});
+    // What a life before this one left.
+    let old = HostRoute { destination: "10.244.0.9/32".parse().unwrap(), via: Via::Overlay, source: None };
+    node.net.0.lock().unwrap().routes.insert(old);
+    let (mut core, handle) = node.agent_and_handle(|config| config.masquerade.enabled = true);
     for _ in 0..2 {
         let health = handle.health();
         assert!(!health.ready && core.applied_generation == 0);
@@ -45,9 +49,9 @@ fn a_program_that_is_refused_late_is_named_and_the_node_is_never_ready() {
         assert!(core.retry_at.is_some());
         {
             let (net, maps) = (node.net.0.lock().unwrap(), node.plane.0.lock().unwrap());
-            // Nothing leads to other nodes or lets them in, and what is up is guarded.
+            // Nothing leads to other nodes or lets them in, what is up is guarded, and what it says outside is said by the node.
             assert_eq!(net.node.as_ref().and_then(|n| n.overlay.clone()), None);
-            assert_eq!(net.masquerade, None);
+            assert!(net.masquerade.is_some() && net.routes.is_empty());
             assert_eq!(net.raised, maps.guarded);
         }
         core.pass();
@@ -55,7 +59,10 @@ fn a_program_that_is_refused_late_is_named_and_the_node_is_never_ready() {
     node.plane.0.lock().unwrap().refused = None;
     core.pass();
     assert!(handle.health().ready && core.unloaded.is_empty());
-    assert!(node.net.0.lock().unwrap().node.as_ref().is_some_and(|n| n.overlay.is_some()));
+    {
+        let net = node.net.0.lock().unwrap();
+        assert!(net.node.as_ref().is_some_and(|n| n.overlay.is_some()) && !net.routes.is_empty());
+    }
     core.cni_add(&add("c1")).unwrap();
 }
 
