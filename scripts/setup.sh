@@ -9,17 +9,17 @@ cd "$(dirname "$0")/.."
 export PATH="$HOME/.cargo/bin:$PATH"
 
 packages=(build-essential pkg-config iproute2 nftables libzstd-dev zlib1g-dev ca-certificates
-          rustc-web rust-web-src rust-web-clippy llvm-22-dev containernetworking-plugins strace iperf3)
+          rustc-web rust-web-src rust-web-clippy llvm-22-dev containernetworking-plugins strace iperf3 iputils-ping procps)
 # Without a Rust of its own the machine gets Debian's (1.96): compiler, cargo, formatter and linter of one version.
 command -v cargo >/dev/null || packages+=(cargo-web rustfmt-web)
 if [ "${1-}" = --k8s ]; then
   # Runtime and store; then what images are made of: the suites run these tools inside their Pods.
-  packages+=(containerd runc etcd-server gcc libc6-dev util-linux procps
-             busybox-static bash dash curl wget bind9-dnsutils bind9-host netcat-openbsd iperf iputils-ping conntrack iptables)
+  packages+=(containerd runc etcd-server gcc libc6-dev util-linux
+             busybox-static bash dash curl wget bind9-dnsutils bind9-host netcat-openbsd iperf conntrack iptables)
   command -v go >/dev/null || { echo "setup: Go 1.21 or later is needed (https://go.dev/dl): Kubernetes is built from its modules" >&2; exit 1; }
 fi
 # The emulator for its libraries: a newer one of its kind is unpacked beside the system (xtask/src/vm.rs).
-[ "${1-}" != --vm ] || packages+=(qemu-system-x86 seabios busybox-static kmod cpio iputils-ping procps)
+[ "${1-}" != --vm ] || packages+=(qemu-system-x86 seabios busybox-static kmod cpio)
 
 missing=()
 for p in "${packages[@]}"; do
