@@ -55,6 +55,20 @@ impl Addr {
         u128::from_be_bytes(a.0) >> 32 == 0xffff
     }
 
+    /// Four bytes of it, from the front (0..=3; 0 beyond), as the processor reads them.
+    #[inline(always)]
+    #[must_use]
+    pub const fn word(&self, i: usize) -> u32 {
+        let a = self.0;
+        match i {
+            0 => u32::from_ne_bytes([a[0], a[1], a[2], a[3]]),
+            1 => u32::from_ne_bytes([a[4], a[5], a[6], a[7]]),
+            2 => u32::from_ne_bytes([a[8], a[9], a[10], a[11]]),
+            3 => u32::from_ne_bytes([a[12], a[13], a[14], a[15]]),
+            _ => 0,
+        }
+    }
+
     /// The last four bytes: the IPv4 address when [`Self::is_v4`].
     #[inline(always)]
     #[must_use]

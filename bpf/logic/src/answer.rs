@@ -5,7 +5,7 @@ use flowloom_bpf_abi::{Addr, DropReason, RateKey, hook, mark, trace_step};
 use crate::frame::{Frame, TunnelKey};
 use crate::packet::{Packet, flag};
 use crate::parse::{ACK, ETH, FIN, ICMP, ICMPV6, IPV4, RST, SYN, TCP, UDP};
-use crate::sum::{MAX_SUMMED, add, fold, words};
+use crate::sum::{MAX_SUMMED, add, fold};
 use crate::tables::Tables;
 use crate::{Step, bail, route};
 
@@ -85,7 +85,7 @@ fn may<T: Tables>(t: T, p: &mut Packet) -> bool {
         return true;
     }
     let limit = t.config().map_or(0, |c| c.answer_rate);
-    t.take_token(&RateKey { endpoint: p.blame, what: RATE_ANSWERS }, limit, p.now) <= u64::from(u32::MAX)
+    t.take_token(&RateKey { endpoint: p.blame, what: RATE_ANSWERS }, limit, p.now, &mut 0)
 }
 
 /// Answers a refused packet: TCP by a reset, anything else by "port unreachable" for a service, "administratively prohibited" otherwise. The drop is counted by the caller; a step other
@@ -135,7 +135,7 @@ fn ipv4_checksum<F: Frame>(f: F, len: u32) -> bool {
     if !f.store_summed(ETH + 10, &[0, 0]) {
         return false;
     }
-    let check = (!fold(words(f, ETH, len))).to_be_bytes();
+    let check = (!fold(f.sum(ETH, len))).to_be_bytes();
     f.store_summed(ETH + 10, &check)
 }
 
@@ -239,9 +239,9 @@ fn error<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, kind: u32, mtu: u32) -
         [icmp[4], icmp[5], icmp[6], icmp[7]] = m;
     }
     let mut sum = if pending {
-        words(f, ETH + room, head) + u32::from(!u16::from_be_bytes(held))
+        f.sum(ETH + room, head) + u32::from(!u16::from_be_bytes(held))
     } else {
-        words(f, ETH + room, quote)
+        f.sum(ETH + room, quote)
     };
     sum = add(sum, &icmp);
     let from = speaker(t, p);

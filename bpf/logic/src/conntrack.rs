@@ -33,10 +33,10 @@ pub struct CtCell {
     decision: [DecisionCell; 2],
     last_seen: Cell<u32>,
     created: Cell<u32>,
-    orig_endpoint: Cell<u32>,
-    reply_endpoint: Cell<u32>,
-    reply_identity: Cell<u32>,
-    orig_identity: Cell<u32>,
+    /// By side: the originator's, the responder's.
+    endpoint: [Cell<u32>; 2],
+    /// By the side that judged: the responder's identity, the originator's.
+    judged: [Cell<u32>; 2],
     flags: Cell<u16>,
     state: Cell<u8>,
     routes: Cell<u8>,
@@ -48,6 +48,7 @@ pub struct CtCell {
 
 const _: () = assert!(size_of::<DecisionCell>() == size_of::<CtDecision>());
 const _: () = assert!(size_of::<CtCell>() == size_of::<CtEntry>());
+const _: () = assert!(direction::EGRESS == 0 && direction::INGRESS == 1);
 
 impl DecisionCell {
     /// The decision as a value.
@@ -129,10 +130,10 @@ impl CtCell {
         }
         self.last_seen.set(e.last_seen);
         self.created.set(e.created);
-        self.orig_endpoint.set(e.orig_endpoint);
-        self.reply_endpoint.set(e.reply_endpoint);
-        self.reply_identity.set(e.reply_identity);
-        self.orig_identity.set(e.orig_identity);
+        self.endpoint[0].set(e.orig_endpoint);
+        self.endpoint[1].set(e.reply_endpoint);
+        self.judged[0].set(e.reply_identity);
+        self.judged[1].set(e.orig_identity);
         self.flags.set(e.flags);
         self.state.set(e.state);
         self.routes.set(e.routes);
@@ -150,10 +151,10 @@ impl CtCell {
         e.decision = [self.decision[0].value(), self.decision[1].value()];
         e.last_seen = self.last_seen.get();
         e.created = self.created.get();
-        e.orig_endpoint = self.orig_endpoint.get();
-        e.reply_endpoint = self.reply_endpoint.get();
-        e.reply_identity = self.reply_identity.get();
-        e.orig_identity = self.orig_identity.get();
+        e.orig_endpoint = self.endpoint[0].get();
+        e.reply_endpoint = self.endpoint[1].get();
+        e.reply_identity = self.judged[0].get();
+        e.orig_identity = self.judged[1].get();
         e.flags = self.flags.get();
         e.state = self.state.get();
         e.routes = self.routes.get();
@@ -170,37 +171,35 @@ impl CtCell {
         e
     }
 
+    // A side is the place in an array: a branch on it would have the verifier walk all that follows once for each.
+
     /// Decision of the originator's (egress) or the responder's (ingress) endpoint.
     #[inline(always)]
     pub(crate) fn decision(&self, side: u8) -> &DecisionCell {
-        if side == direction::EGRESS { &self.decision[0] } else { &self.decision[1] }
+        &self.decision[usize::from(side & 1)]
     }
 
     /// Endpoint id of the originator (egress) or the responder (ingress).
     #[inline(always)]
     pub(crate) fn endpoint(&self, side: u8) -> u32 {
-        if side == direction::EGRESS { self.orig_endpoint.get() } else { self.reply_endpoint.get() }
+        self.endpoint[usize::from(side & 1)].get()
     }
 
     #[inline(always)]
     pub(crate) fn set_endpoint(&self, side: u8, id: u32) {
-        if side == direction::EGRESS { self.orig_endpoint.set(id) } else { self.reply_endpoint.set(id) }
+        self.endpoint[usize::from(side & 1)].set(id);
     }
 
     /// Identity that a side judged.
     #[inline(always)]
     pub(crate) fn set_judged(&self, side: u8, identity: u32) {
-        if side == direction::EGRESS {
-            self.reply_identity.set(identity)
-        } else {
-            self.orig_identity.set(identity)
-        }
+        self.judged[usize::from(side & 1)].set(identity);
     }
 
     /// Identity that a side judged.
     #[inline(always)]
     pub(crate) fn judged(&self, side: u8) -> u32 {
-        if side == direction::EGRESS { self.reply_identity.get() } else { self.orig_identity.get() }
+        self.judged[usize::from(side & 1)].get()
     }
 
     #[inline(always)]

@@ -155,6 +155,13 @@ impl Frame for &FakeFrame {
         self.0.borrow().pending == Some(at)
     }
 
+    fn sum(self, at: u32, len: u32) -> u32 {
+        let b = self.0.borrow();
+        let bytes =
+            b.data.get(at as usize..(at + len) as usize).filter(|b| b.len() <= crate::MAX_SUMMED as usize);
+        bytes.unwrap_or_default().chunks_exact(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum()
+    }
+
     fn resize(self, len: u32) -> bool {
         let mut b = self.0.borrow_mut();
         b.data.resize(len as usize, 0);
@@ -636,9 +643,9 @@ impl Tables for &FakeTables {
         }
     }
 
-    fn take_token(self, key: &RateKey, limit: u32, second: u32) -> u64 {
+    fn take_token(self, key: &RateKey, limit: u32, second: u32, lost: &mut u32) -> bool {
         if limit == 0 || self.dry.get() {
-            return 0;
+            return true;
         }
         let mut rates = self.rates.borrow_mut();
         let fresh = RateValue { second, tokens: limit, refused: 0 };
@@ -648,10 +655,11 @@ impl Tables for &FakeTables {
         }
         if bucket.tokens == 0 {
             bucket.refused += 1;
-            return 1 << 63;
+            return false;
         }
         bucket.tokens -= 1;
-        bucket.refused
+        *lost = bucket.refused as u32;
+        true
     }
 
     fn emit(self, event: &Event) {

@@ -60,6 +60,8 @@ pub trait Frame: Copy {
     fn tagged(self) -> bool;
     /// Whether the transport checksum at this offset is still to be filled in by a device (the field holds the pseudo header's sum).
     fn checksum_pending(self, at: u32) -> bool;
+    /// Sum of `len` bytes in big-endian words of 16 bits: a multiple of 4, at most [`crate::MAX_SUMMED`]; 0 where they are not all there.
+    fn sum(self, at: u32, len: u32) -> u32;
     /// Cuts or grows the end; a packet to be segmented becomes a plain one.
     fn resize(self, len: u32) -> bool;
     /// Makes room between the Ethernet and the IP header.

@@ -318,7 +318,7 @@ pub fn to_overlay<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict {
     }
     p.begin(t, hook::TO_OVERLAY, direction::EGRESS);
     let step = wrapped(f, t, p);
-    report::finish(f, t, p, step)
+    report::finish_silently(f, t, p, step)
 }
 
 #[inline(always)]
@@ -435,7 +435,7 @@ pub fn to_uplink<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict {
     p.begin(t, hook::TO_UPLINK, direction::EGRESS);
     p.vpc = vpc;
     let step = leaves(f, t, p);
-    report::finish(f, t, p, step)
+    report::finish_silently(f, t, p, step)
 }
 
 /// What this host answers as a service's backend comes from the service.

@@ -34,6 +34,7 @@ pub use frame::{Frame, TunnelKey, Verdict};
 pub use hooks::{from_endpoint, from_overlay, from_uplink, to_endpoint, to_overlay, to_uplink};
 pub use packet::{Packet, Zero};
 pub use service::{Query, Random, Selector};
+pub use sum::{MAX_SUMMED, fold};
 pub use tables::{Inserted, Tables};
 
 use flowloom_bpf_abi::DropReason;

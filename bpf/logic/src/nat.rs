@@ -527,10 +527,23 @@ fn delta<const N: usize>(old: &[u8; N], new: &[u8; N]) -> u16 {
     fold(add(old, new))
 }
 
+/// [`delta`] of addresses: in the words that their alignment allows, and the bytes of the sum turned round at the end (RFC 1071 section 2).
+#[inline(always)]
+pub(crate) fn address_delta(old: &Addr, new: &Addr) -> u16 {
+    let mut sum = 0;
+    let mut i = 0;
+    while i < 4 {
+        sum += u64::from(!old.word(i)) + u64::from(new.word(i));
+        i += 1;
+    }
+    let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
+    u16::from_be(fold(sum as u32))
+}
+
 /// Exchanges an address in the IP header, and what checksums say about it.
 #[inline(never)]
 fn address<F: Frame>(f: F, p: &Packet, which: u32, old: &Addr, new: &Addr) -> Step {
-    let change = delta(&old.0, &new.0);
+    let change = address_delta(old, new);
     let v4 = p.ethertype == IPV4;
     let ok = if v4 { ipv4(f, ETH, which, new, change) } else { f.store(ETH + 8 + 16 * which, &new.0) };
     if !ok {
@@ -596,7 +609,7 @@ fn inner<F: Frame>(f: F, p: &Packet) -> Step {
 #[inline(never)]
 fn inner_address<F: Frame>(f: F, p: &Packet, which: u32, old: &Addr, new: &Addr) -> Step {
     let at = p.l4 + 8;
-    let change = delta(&old.0, &new.0);
+    let change = address_delta(old, new);
     // The quoted IPv4 header sums to the same with its own checksum; the others change what the message sums to.
     let ok = if p.protocol == ICMP {
         ipv4(f, at, which, new, change)

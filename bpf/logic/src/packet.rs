@@ -101,6 +101,13 @@ pub struct Packet {
     /// Client's own port where [`flag::SNAT`] has changed `sport`.
     pub(crate) client_port: [u8; 2],
     pad2: [u8; 2],
+    /// Identity of the other side, while a decision is made anew.
+    pub(crate) peer: u32,
+    /// What the hook's last stage said.
+    pub(crate) step: u32,
+    /// Whether a connection's first packet was decided by a rule that keeps state.
+    pub(crate) keep: u32,
+    pad3: [u8; 4],
 }
 
 /// Scratch for headers: filled by the kernel's copy, so it is not cleared first.

@@ -314,8 +314,8 @@ fn transport_here<F: Frame>(f: F, p: &mut Packet) -> Step {
             }
         }
         SCTP => {
-            let mut b = [0; 12];
-            if room < 12 || !f.load(at, &mut b) {
+            let b = p.buf.first::<12>();
+            if room < 12 || !f.load(at, b) {
                 bail!(Truncated);
             }
             p.sport = [b[0], b[1]];
@@ -370,8 +370,8 @@ pub(crate) fn quoted<F: Frame>(f: F, p: &mut Packet) -> Step {
     let end = ETH + p.ip_len;
     let (inner_src, inner_dst, protocol, l4);
     if p.protocol == ICMP {
-        let mut b = [0; 20];
-        if at + 20 > end || !f.load(at, &mut b) {
+        let b = p.buf.first::<20>();
+        if at + 20 > end || !f.load(at, b) {
             bail!(Truncated);
         }
         let header = u32::from(b[0] & 15) * 4;
@@ -386,8 +386,8 @@ pub(crate) fn quoted<F: Frame>(f: F, p: &mut Packet) -> Step {
         protocol = b[9];
         l4 = at + header;
     } else {
-        let mut b = [0; 40];
-        if at + 40 > end || !f.load(at, &mut b) {
+        let b = p.buf.first::<40>();
+        if at + 40 > end || !f.load(at, b) {
             bail!(Truncated);
         }
         if b[0] >> 4 != 6 {
@@ -403,8 +403,9 @@ pub(crate) fn quoted<F: Frame>(f: F, p: &mut Packet) -> Step {
         ]);
         // The walk needs the packet's own place and protocol; put back below.
         let (own_l4, own_protocol, own_flags) = (p.l4, p.protocol, p.flags);
+        let next = b[6];
         p.l4 = at + 40;
-        p.protocol = b[6];
+        p.protocol = next;
         let step = extensions(f, p, end);
         let later = p.has(flag::FRAG_LATER) && own_flags & flag::FRAG_LATER == 0;
         l4 = p.l4;

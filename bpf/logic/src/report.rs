@@ -42,24 +42,23 @@ fn emit<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, kind: u8, reason: u8) {
         return;
     }
     let limit = t.config().map_or(0, |c| c.event_rate);
-    let lost = t.take_token(&RateKey { endpoint: p.blame, what: u32::from(reason) }, limit, p.now);
-    if lost > u64::from(u32::MAX) {
+    let mut lost = 0;
+    if !t.take_token(&RateKey { endpoint: p.blame, what: u32::from(reason) }, limit, p.now, &mut lost) {
         return;
     }
-    let icmp = p.has(flag::ICMP_ERROR | flag::UNTRACKED | flag::ECHO_REQUEST | flag::ECHO_REPLY);
     p.event = Event {
         time_ns: t.now_ns(),
         vpc: p.vpc,
         endpoint: p.blame,
-        peer_endpoint: if p.blame == p.src_ep { p.dst_ep } else { p.src_ep },
+        peer_endpoint: p.src_ep,
         src_identity: p.src_identity,
         dst_identity: p.dst_identity,
         rule: p.rule,
         len: f.len(),
-        lost: lost as u32,
+        lost,
         src: p.src,
         dst: p.dst,
-        sport: if icmp { p.icmp } else { p.sport },
+        sport: p.sport,
         dport: p.dport,
         kind,
         reason,
@@ -71,6 +70,15 @@ fn emit<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, kind: u8, reason: u8) {
         hook: p.hook,
         pad: [0; 4],
     };
+    // What depends comes last: the verifier walks all that follows once for each way.
+    t.barrier();
+    if p.has(flag::ICMP_ERROR | flag::UNTRACKED | flag::ECHO_REQUEST | flag::ECHO_REPLY) {
+        p.event.sport = p.icmp;
+    }
+    t.barrier();
+    if p.blame == p.src_ep {
+        p.event.peer_endpoint = p.dst_ep;
+    }
     t.emit(&p.event);
 }
 
@@ -80,9 +88,10 @@ pub(crate) fn finish<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, step: Step
     if step == Step::DONE {
         return Verdict(p.verdict);
     }
-    let reason = if step == Step::GO { DropReason::InternalError as u8 } else { step.reason() };
-    dropped(f, t, p, reason);
-    nat::restore(p);
+    // From memory: the verifier would walk all that follows once for each reason.
+    p.step = step.0;
+    let step = Step(t.once(&p.step));
+    let reason = counted(f, t, p, step);
     let sent = if step.is_reject() {
         answer::refuse(f, t, p, reason)
     } else if step.is_error() {
@@ -91,4 +100,23 @@ pub(crate) fn finish<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, step: Step
         return Verdict::DROP;
     };
     if sent == Step::DONE { Verdict(p.verdict) } else { Verdict::DROP }
+}
+
+/// The same for a hook that answers nobody.
+#[inline(always)]
+pub(crate) fn finish_silently<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, step: Step) -> Verdict {
+    if step == Step::DONE {
+        return Verdict(p.verdict);
+    }
+    counted(f, t, p, step);
+    Verdict::DROP
+}
+
+/// Counts the drop, and gives its reason.
+#[inline(always)]
+fn counted<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, step: Step) -> u8 {
+    let reason = if step == Step::GO { DropReason::InternalError as u8 } else { step.reason() };
+    dropped(f, t, p, reason);
+    nat::restore(p);
+    reason
 }

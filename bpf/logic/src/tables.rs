@@ -106,8 +106,8 @@ pub trait Tables: Copy {
     fn count_drop(self, key: &DropKey, bytes: u32);
     /// Counts a decision.
     fn count_rule(self, rule: u32, bytes: u32);
-    /// Takes a token of a bucket that holds `limit` per second (0 = without limit). Below 2^32: granted, and how often it was refused so far.
-    fn take_token(self, key: &RateKey, limit: u32, second: u32) -> u64;
+    /// Takes a token of a bucket that holds `limit` per second (0 = without limit); whether there was one. `lost`: how often there was none so far.
+    fn take_token(self, key: &RateKey, limit: u32, second: u32, lost: &mut u32) -> bool;
     /// Hands a record to user space.
     fn emit(self, event: &Event);
     /// Notes a step of a trace.

@@ -167,11 +167,9 @@ fn same_service(p: &Packet, e: &CtCell) -> bool {
 #[inline(never)]
 fn known<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell) -> Step {
     let original = p.has(flag::ORIGINAL);
-    let (src_side, dst_side) = if original {
-        (direction::EGRESS, direction::INGRESS)
-    } else {
-        (direction::INGRESS, direction::EGRESS)
-    };
+    // Read once more and reckoned with: a branch would have the verifier walk all that follows once for each direction.
+    let reply = ((t.once(&p.flags) / flag::ORIGINAL) & 1) ^ 1;
+    let (src_side, dst_side) = (reply as u8, reply as u8 ^ 1);
     if original {
         if (p.src_ep != 0 || p.hook == hook::FROM_UPLINK) && !same_service(p, e) {
             return Step::reject(DropReason::ServiceTupleInUse);
@@ -192,7 +190,7 @@ fn known<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell) -> Step {
         go!(side(f, t, p, e, src_side));
     }
     if p.has(flag::FORWARDS) {
-        let cached = if original { ct_routes::ORIGINAL } else { ct_routes::REPLY };
+        let cached = ct_routes::ORIGINAL << src_side;
         if e.routes() & cached == 0 || !cached_route(t, p, e, dst_side) {
             route::find(t, p);
             go!(reachable(p));
@@ -239,7 +237,7 @@ fn remember(p: &Packet, e: &CtCell, src_side: u8, cached: u8) {
     if p.has(flag::ICMP_ERROR) || e.decision(src_side).generation() != p.generation {
         return;
     }
-    let dst_side = if src_side == direction::EGRESS { direction::INGRESS } else { direction::EGRESS };
+    let dst_side = src_side ^ 1;
     if p.route == to::LOCAL {
         // Quotas were taken for the endpoints that the entry names.
         if e.flags() & ct_flags::COUNTED != 0 && e.endpoint(dst_side) != p.dst_ep {
@@ -277,7 +275,8 @@ fn side<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell, side: u8) -
     let id = p.blame;
     let Some(ep) = t.endpoint(id) else { bail!(UnknownEndpoint) };
     let revision = t.once(&ep.revision);
-    let slot = t.once(if side == direction::EGRESS { &ep.egress_slot } else { &ep.ingress_slot });
+    let (egress, ingress) = (t.once(&ep.egress_slot), t.once(&ep.ingress_slot));
+    let slot = egress ^ ((egress ^ ingress) & u32::from(side).wrapping_neg());
     let decision = e.decision(side);
     if e.endpoint(side) == id && decision.is_current(revision, slot, p.generation) {
         p.policy_verdict = decision.verdict();
@@ -318,6 +317,7 @@ fn again<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell, side: u8) 
     } else {
         route::identity_of(t, p, &peer_addr)
     };
+    p.peer = peer;
     tuple_port(p, original);
     if from_host && !judges_host(t, id) {
         go!(policy::always(t, p, id));
@@ -340,8 +340,10 @@ fn again<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell, side: u8) 
     }
     if stateless && !original && p.policy_verdict == verdict::ALLOW {
         // No state: the answer is judged on its own, the other way round.
-        let own = if side == direction::EGRESS { direction::INGRESS } else { direction::EGRESS };
+        let own = side ^ 1;
         own_port(p);
+        // From memory: the verifier knows by now whether it is zero, and would walk what follows once for each.
+        let peer = t.once(&p.peer);
         go!(policy::decide(t, p, id, own, peer));
         report::decided(f, t, p, own);
         if p.policy_verdict != verdict::ALLOW {
@@ -394,7 +396,8 @@ fn fresh<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, dead: Option<&CtCell>)
         go!(stack_mode(p));
     }
     t.clear(&mut p.entry);
-    let mut keep = false;
+    // In memory: the verifier would walk the second decision once for each outcome of the first.
+    p.keep = 0;
     if p.src_ep != 0 {
         own_port(p);
         go!(policy::decide(t, p, p.src_ep, direction::EGRESS, p.dst_identity));
@@ -403,7 +406,7 @@ fn fresh<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, dead: Option<&CtCell>)
             return answer::refused(p, DropReason::PolicyEgress);
         }
         if p.policy_flags & policy_flags::STATELESS == 0 {
-            keep = true;
+            p.keep = 1;
             p.entry.decision[0] = p.decision;
         }
     }
@@ -427,7 +430,7 @@ fn fresh<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, dead: Option<&CtCell>)
             return answer::refused(p, DropReason::PolicyIngress);
         }
         if p.policy_flags & policy_flags::STATELESS == 0 {
-            keep = true;
+            p.keep = 1;
             if p.has(flag::UNASSIGNED) {
                 p.decision.revision = 0;
             }
@@ -435,7 +438,7 @@ fn fresh<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, dead: Option<&CtCell>)
         }
     }
     // Without an entry nobody knew what a backend's answer is the answer to.
-    if (!keep && !p.has(flag::NAT_DST)) || p.has(flag::UNTRACKED) {
+    if (t.once(&p.keep) == 0 && !p.has(flag::NAT_DST)) || p.has(flag::UNTRACKED) {
         return Step::GO;
     }
     if p.protocol == TCP && p.tcp_flags & RST != 0 {

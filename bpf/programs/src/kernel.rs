@@ -19,8 +19,6 @@ use crate::maps;
 const EEXIST: i64 = -17;
 /// How often a value is read that is exchanged meanwhile.
 const READS: u32 = 3;
-/// What [`Tables::take_token`] adds to a refusal.
-const REFUSED: u64 = 1 << 63;
 
 /// The maps of this load.
 #[derive(Clone, Copy)]
@@ -397,13 +395,13 @@ impl Tables for Kernel {
     }
 
     #[inline(never)]
-    fn take_token(self, key: &RateKey, limit: u32, second: u32) -> u64 {
+    fn take_token(self, key: &RateKey, limit: u32, second: u32, lost: &mut u32) -> bool {
         if limit == 0 || self.dry() {
-            return 0;
+            return true;
         }
         let Some(bucket) = find::<_, RateValue>(map(&maps::RATES), key) else {
             put(map(&maps::RATES), key, &RateValue { second, tokens: limit - 1, refused: 0 }, BPF_NOEXIST);
-            return 0;
+            return true;
         };
         // SAFETY: a live value; what two processors lose here is a token.
         unsafe {
@@ -414,11 +412,12 @@ impl Tables for Kernel {
             }
             if (*b).tokens == 0 {
                 (*b).refused = (*b).refused.wrapping_add(1);
-                return REFUSED;
+                return false;
             }
             (*b).tokens = (*b).tokens.wrapping_sub(1);
-            (*b).refused & u32::MAX as u64
+            *lost = (*b).refused as u32;
         }
+        true
     }
 
     #[inline(always)]

@@ -9,7 +9,7 @@ use aya_ebpf::bindings::{
 };
 use aya_ebpf::helpers as bpf;
 use flowloom_bpf_abi::{Addr, FlowKey};
-use flowloom_bpf_logic::{Frame, TunnelKey, Verdict};
+use flowloom_bpf_logic::{Frame, MAX_SUMMED, TunnelKey, Verdict, fold};
 
 /// `PACKET_HOST` of linux/if_packet.h.
 const PACKET_HOST: u32 = 0;
@@ -176,6 +176,30 @@ impl Frame for Skb {
             bpf::bpf_l4_csum_replace(self.0, at, 1, 0, 2);
         }
         false
+    }
+
+    #[inline(never)]
+    fn sum(self, at: u32, len: u32) -> u32 {
+        let mut raw = MaybeUninit::<[u64; MAX_SUMMED as usize / 8]>::uninit();
+        let to = raw.as_mut_ptr().cast::<u64>();
+        let mut i = 0;
+        while i < MAX_SUMMED as usize / 8 {
+            // SAFETY: inside the array. Volatile, or it becomes a call of memset; the verifier wants all of it written.
+            unsafe { ptr::write_volatile(to.add(i), 0) };
+            i += 1;
+        }
+        if len == 0 || len > MAX_SUMMED {
+            return 0;
+        }
+        // SAFETY: the helpers check offset and length; the array holds as many bytes as `len` may be.
+        let sum = unsafe {
+            if bpf::bpf_skb_load_bytes(self.0.cast(), at, to.cast(), len) != 0 {
+                return 0;
+            }
+            bpf::bpf_csum_diff(ptr::null_mut(), 0, to.cast(), len, 0)
+        };
+        // The helper adds words in the processor's order: the same sum with its bytes turned round (RFC 1071 section 2).
+        (fold(sum as u32).swap_bytes()) as u32
     }
 
     #[inline(always)]

@@ -10,6 +10,7 @@ mod policies;
 mod routes;
 mod service_errors;
 mod services;
+mod sums;
 
 use std::net::IpAddr;
 

@@ -363,8 +363,8 @@ impl Tables for &Compiled {
 
     fn count_rule(self, _: u32, _: u32) {}
 
-    fn take_token(self, _: &RateKey, _: u32, _: u32) -> u64 {
-        0
+    fn take_token(self, _: &RateKey, _: u32, _: u32, _: &mut u32) -> bool {
+        true
     }
 
     fn emit(self, event: &Event) {
