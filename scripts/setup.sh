@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 export PATH="$HOME/.cargo/bin:$PATH"
 
 packages=(build-essential pkg-config iproute2 nftables libzstd-dev zlib1g-dev ca-certificates
-          rustc-web rust-web-src rust-web-clippy llvm-22-dev containernetworking-plugins strace iperf3 iputils-ping procps)
+          rustc-web rust-web-src rust-web-clippy llvm-22-dev containernetworking-plugins strace iperf3 iputils-ping procps bpftool)
 # Without a Rust of its own the machine gets Debian's (1.96): compiler, cargo, formatter and linter of one version.
 command -v cargo >/dev/null || packages+=(cargo-web rustfmt-web)
 if [ "${1-}" = --k8s ]; then
