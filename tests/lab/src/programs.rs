@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -101,10 +102,19 @@ pub fn check(suites: bool) -> Result<()> {
 
 /// Kubernetes' source in Go's module cache: certificates of a test server are read from there.
 pub(crate) fn kubernetes_source() -> Result<PathBuf> {
-    let argv = ["go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes"];
-    let out = Cmd::new(&argv).dir(module_dir("kubernetes")).run().context(NO_GO)?.success()?;
-    Ok(PathBuf::from(out.stdout.trim()))
+    // Programs that were built long ago may outlive that cache: what is not in it is fetched.
+    let argv = ["go", "mod", "download", "-json", "k8s.io/kubernetes"];
+    let go = Cmd::new(&argv).dir(module_dir("kubernetes")).env("GOFLAGS", "").timeout(DOWNLOAD);
+    let out = go.run().context(NO_GO)?.success()?;
+    let module: serde_json::Value =
+        serde_json::from_str(&out.stdout).context("what Go says of k8s.io/kubernetes")?;
+    let dir =
+        module["Dir"].as_str().with_context(|| format!("k8s.io/kubernetes is not to be had: {module}"))?;
+    Ok(PathBuf::from(dir))
 }
+
+/// For the source of Kubernetes, 50 MiB packed.
+const DOWNLOAD: Duration = Duration::from_secs(900);
 
 const NO_GO: &str = "Go 1.26 or later is needed to build Kubernetes' programs";
 
