@@ -54,6 +54,8 @@ pub fn run(what: &Conformance) -> Result<()> {
         more: what.more.clone(),
     };
     let repository = repository()?;
+    // Of what was built: while the groups run, the tree may change, and each of them writes its own record there.
+    let built = commit(&repository);
     let mut failed = Vec::new();
     for group in groups {
         println!("{group}: runs");
@@ -61,7 +63,7 @@ pub fn run(what: &Conformance) -> Result<()> {
             None => suites::run(&lab, group, &options),
             Some(rhythm) => under_fire(&lab, rhythm, || suites::run(&lab, group, &options)),
         }?;
-        let record = Record::of(&run, describe(&lab, what), commit(&repository), today());
+        let record = Record::of(&run, describe(&lab, what), built.clone(), today());
         println!(
             "{group}: {} passed, {} failed, {} skipped in {} s ({})",
             record.passed,
@@ -76,15 +78,18 @@ pub fn run(what: &Conformance) -> Result<()> {
         }
         // The record is of flowloom; a peer's results only help to judge them.
         if lab.options().cni == Cni::Flowloom {
-            let key = if what.kill_agent_every.is_some() {
-                format!("{group}, under fire")
-            } else {
-                group.to_owned()
-            };
+            let key = key(group, lab.options().families, what.kill_agent_every.is_some());
             report::update(&repository.join("docs"), &key, record, &exclusions)?;
         }
     }
     if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
+}
+
+/// Under which a run is recorded: another kind of cluster does not take the usual one's place.
+fn key(group: &str, families: Families, under_fire: bool) -> String {
+    let families = if families == Families::Ipv4 { ", IPv4 alone" } else { "" };
+    let fire = if under_fire { ", under fire" } else { "" };
+    format!("{group}{families}{fire}")
 }
 
 /// The agent of the first node is killed and started again for as long as the work takes.
