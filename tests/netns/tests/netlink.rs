@@ -160,9 +160,16 @@ fn a_second_pass_over_links_addresses_routes_neighbours_rules_and_sysctls_writes
         n[5] += h.ensure_sysctls(&settings)?;
         Ok(n)
     };
-    assert_eq!(pass()?, [1, 2, 9, 2, 2, 3]);
     // The kernel's own notifications, not our counters, say whether the second pass wrote.
     let mut monitor = Monitor::in_netns(&a, &[Interest::Links, Interest::Addresses, Interest::Routes])?;
+    assert_eq!(pass()?, [1, 2, 9, 2, 2, 3]);
+    // A worker of the kernel tells of an IPv6 address last, and on a busy machine after the next pass had begun.
+    let mut seen = Vec::new();
+    eventually(PATIENCE, || {
+        seen.extend(monitor.read().map_err(|e| e.to_string())?);
+        let own = |e: &Event| matches!(e, Event::RouteChanged(r) if r.destination == net("fd07::1/128"));
+        if seen.iter().any(own) { Ok(()) } else { Err(format!("{seen:?}")) }
+    });
     assert_eq!(pass()?, [0; 6]);
     assert_eq!(monitor.read()?, []);
 
@@ -242,16 +249,20 @@ fn the_overlay_device_is_adopted_when_equal_and_replaced_when_its_port_differs()
     let first = h.ensure_vxlan(&spec)?;
     let info = first.link.vxlan.unwrap();
     assert_eq!((info.port, info.collect_metadata, info.learning), (8472, true, false));
-    assert_eq!((first.wrote, first.link.up, first.link.mtu, first.link.mac), (true, true, 1450, spec.mac));
+    assert_eq!((first.wrote, first.link.mtu, first.link.mac), (true, 1450, spec.mac));
+    // What leaves the tunnel is not the stack's before there are programs to judge it.
+    assert!(!first.link.up);
+    h.change_link(first.link.index, &LinkChange::up())?;
     assert_eq!(h.addresses(Some(first.link.index))?, []);
     let mut monitor = Monitor::in_netns(&a, &[Interest::Links, Interest::Addresses])?;
     let second = h.ensure_vxlan(&spec)?;
     assert_eq!((second.wrote, second.link.index), (false, first.link.index));
     assert_eq!(monitor.read()?, []);
-    // Something else switched it off: repaired in place.
-    h.change_link(first.link.index, &LinkChange { up: Some(false), ..LinkChange::default() })?;
+    // Something else changed it: repaired in place, and on or off as it was.
+    h.change_link(first.link.index, &LinkChange { mtu: Some(1400), ..LinkChange::default() })?;
     let repaired = h.ensure_vxlan(&spec)?;
-    assert_eq!((repaired.wrote, repaired.link.up, repaired.link.index), (true, true, first.link.index));
+    assert_eq!((repaired.wrote, repaired.link.up, repaired.link.mtu), (true, true, 1450));
+    assert_eq!(repaired.link.index, first.link.index);
     let other = h.ensure_vxlan(&VxlanSpec { port: 4790, ..spec.clone() })?;
     assert!(other.wrote && other.link.index != first.link.index);
     assert_eq!(other.link.vxlan.unwrap().port, 4790);
