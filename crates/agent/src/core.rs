@@ -252,6 +252,8 @@ pub(crate) struct Core {
     pub(crate) unused_slots: BTreeSet<PolicySlot>,
     pub(crate) free_at: Option<Instant>,
     pub(crate) node_spec: Option<NodeSpec>,
+    /// Whether the overlay device of [`Self::node_spec`] is on: its programs come first.
+    pub(crate) overlay_open: bool,
     pub(crate) node: NodeState,
     pub(crate) routes: Option<BTreeSet<HostRoute>>,
     pub(crate) retired: VecDeque<Retired>,
@@ -378,6 +380,7 @@ impl Core {
             unused_slots: BTreeSet::new(),
             free_at: None,
             node_spec: None,
+            overlay_open: false,
             node: NodeState::default(),
             routes: None,
             retired: VecDeque::new(),

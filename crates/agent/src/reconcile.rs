@@ -359,6 +359,7 @@ impl Core {
                 Ok(node) => {
                     self.node = node;
                     self.node_spec = Some(spec);
+                    self.overlay_open = false;
                     self.routes = None;
                 }
                 Err(e) => {
@@ -381,6 +382,11 @@ impl Core {
         let uplinks: Vec<u32> = self.node.uplinks.iter().map(|(_, i)| *i).collect();
         if let Err(e) = self.plane.set_node(&settings, &uplinks) {
             self.note_error(format!("node programs: {e}"));
+        } else if settings.overlay_ifindex != 0 && !self.overlay_open {
+            match self.wiring.open_overlay(settings.overlay_ifindex) {
+                Ok(()) => self.overlay_open = true,
+                Err(e) => self.note_error(format!("overlay: {e}")),
+            }
         }
         let masquerade = duties::masquerade_spec(&self.config, &self.world, &self.node);
         if let Err(e) = self.wiring.masquerade(masquerade.as_ref()) {

@@ -58,7 +58,8 @@ pub struct Ensured {
 }
 
 impl Handle {
-    /// Makes the device or adopts it; one of ours with another port is replaced (a port cannot be changed).
+    /// Makes the device or adopts it; one of ours with another port is replaced (a port cannot be changed). A new one is down:
+    /// what leaves the tunnel is for its programs to judge, and they come after the device.
     ///
     /// # Errors
     /// [`crate::Error::NotOurs`] when somebody else has the name; `EADDRINUSE`/`EEXIST` when another VXLAN link has
@@ -78,7 +79,6 @@ impl Handle {
             }
         };
         let change = LinkChange {
-            up: Some(true),
             mtu: Some(spec.mtu),
             mac: spec.mac,
             alias: Some(spec.alias.clone()),

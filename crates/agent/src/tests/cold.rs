@@ -33,6 +33,25 @@ fn a_start_without_programs_ends_where_every_other_does() {
 }
 
 #[test]
+fn the_overlay_device_is_off_until_its_programs_judge_what_leaves_it() {
+    let node = Node::new(Some(DOCUMENT));
+    node.plane.0.lock().unwrap().unattached = true;
+    let mut core = node.agent();
+    assert!(core.last.errors.iter().any(|e| e.contains("node programs: ")), "{:?}", core.last.errors);
+    {
+        let net = node.net.0.lock().unwrap();
+        assert!(net.node.as_ref().is_some_and(|n| n.overlay.is_some()));
+        assert_eq!(net.open, None);
+    }
+    node.plane.0.lock().unwrap().unattached = false;
+    core.pass();
+    assert_eq!(node.net.0.lock().unwrap().open, Some(3));
+    let before = node.writes();
+    core.pass();
+    assert_eq!(node.writes(), before);
+}
+
+#[test]
 fn a_program_that_is_refused_late_is_named_and_the_node_is_never_ready() {
     let node = loading();
     node.plane.0.lock().unwrap().refused = Some("R5 !read_ok".into());

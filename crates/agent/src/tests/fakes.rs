@@ -22,6 +22,8 @@ pub(crate) struct Net {
     pub(crate) devices: BTreeMap<String, WireSpec>,
     /// Devices that are switched on.
     pub(crate) raised: BTreeSet<u32>,
+    /// The overlay device, when it is switched on.
+    pub(crate) open: Option<u32>,
     pub(crate) routes: BTreeSet<HostRoute>,
     pub(crate) masquerade: Option<MasqueradeSpec>,
     pub(crate) node: Option<NodeSpec>,
@@ -54,6 +56,12 @@ impl Wiring for FakeNet {
     fn raise(&mut self, ifindex: u32) -> std::result::Result<(), WiringError> {
         let mut net = self.0.lock().unwrap();
         net.changes += u64::from(net.raised.insert(ifindex));
+        Ok(())
+    }
+
+    fn open_overlay(&mut self, ifindex: u32) -> std::result::Result<(), WiringError> {
+        let mut net = self.0.lock().unwrap();
+        net.changes += u64::from(net.open.replace(ifindex) != Some(ifindex));
         Ok(())
     }
 
@@ -149,6 +157,8 @@ pub(crate) struct Maps {
     pub(crate) loading: bool,
     /// What it says of one of them.
     pub(crate) refused: Option<String>,
+    /// The programs of overlay and uplinks find no place.
+    pub(crate) unattached: bool,
     /// It is one of those of endpoints.
     pub(crate) unguarded: bool,
 }
@@ -225,7 +235,11 @@ impl Plane for FakePlane {
     }
 
     fn set_node(&mut self, node: &NodeSettings, _uplinks: &[u32]) -> Result<()> {
-        self.0.lock().unwrap().node = Some(*node);
+        let mut maps = self.0.lock().unwrap();
+        if maps.unattached {
+            return Err(Error::Aborted("told to".into()));
+        }
+        maps.node = Some(*node);
         Ok(())
     }
 

@@ -184,6 +184,12 @@ impl Wiring for Host {
         Ok(())
     }
 
+    fn open_overlay(&mut self, ifindex: u32) -> Result<(), WiringError> {
+        writes::before("overlay up");
+        writes::made(usize::from(self.netlink.ensure_link(IfIndex(ifindex), &flowloom_netlink::LinkChange::up())?));
+        Ok(())
+    }
+
     fn unwire(&mut self, wire: &Wire) -> Result<(), WiringError> {
         workload::unwire(&mut self.netlink, wire)
     }

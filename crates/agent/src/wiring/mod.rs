@@ -185,6 +185,12 @@ pub(crate) trait Wiring: Send {
     /// What the kernel refuses.
     fn raise(&mut self, ifindex: u32) -> Result<(), WiringError>;
 
+    /// Switches the overlay device on, once its programs are in place: [`Self::node`] leaves a new one down.
+    ///
+    /// # Errors
+    /// What the kernel refuses.
+    fn open_overlay(&mut self, ifindex: u32) -> Result<(), WiringError>;
+
     /// Takes a device (and a managed namespace) away; what is gone already is a success.
     ///
     /// # Errors
