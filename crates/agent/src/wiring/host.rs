@@ -186,7 +186,9 @@ impl Wiring for Host {
 
     fn open_overlay(&mut self, ifindex: u32) -> Result<(), WiringError> {
         writes::before("overlay up");
-        writes::made(usize::from(self.netlink.ensure_link(IfIndex(ifindex), &flowloom_netlink::LinkChange::up())?));
+        writes::made(usize::from(
+            self.netlink.ensure_link(IfIndex(ifindex), &flowloom_netlink::LinkChange::up())?,
+        ));
         Ok(())
     }
 
