@@ -72,6 +72,6 @@ pub enum BackendState {
     Ready,
     /// Ending, still serving: takes new connections only when nothing of the service is ready; keeps its own.
     Terminating,
-    /// Takes none; keeps none.
+    /// Takes none; keeps its own until it is gone, UDP apart.
     NotReady,
 }

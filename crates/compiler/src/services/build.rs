@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use flowloom_bpf_abi::service_flags;
-use flowloom_model::{BackendState, Service, ServicePort};
+use flowloom_model::{BackendState, Protocol, Service, ServicePort};
 use serde::{Deserialize, Serialize};
 
 use super::choose::{Here, Reach, judge};
@@ -320,12 +320,13 @@ fn face(port: &ServicePort) -> (u8, u16) {
     (protocol_numbers(port.protocol).first().copied().unwrap_or(0), port.port)
 }
 
-/// Backends whose connections live on.
+/// Backends whose connections live on. One that is not ready takes no new ones, but what a TCP or SCTP client has open there is its own
+/// business until the backend is gone: a Pod that drains fails its readiness on purpose. A UDP client has no other end than this one.
 fn keeps<'a>(ports: impl Iterator<Item = &'a ServicePort>, here: &Here) -> Arc<[BackendPlan]> {
-    let serving: BTreeMap<(IpAddr, u16), bool> = ports
-        .flat_map(|port| &port.backends)
-        .filter(|(_, b)| serves(b.state))
-        .map(|(at, b)| (*at, b.node.as_ref() == Some(&here.node)))
+    let listed: BTreeMap<(IpAddr, u16), bool> = ports
+        .flat_map(|port| port.backends.iter().map(move |(at, b)| (port.protocol, at, b)))
+        .filter(|(protocol, _, b)| *protocol != Protocol::Udp || serves(b.state))
+        .map(|(_, at, b)| (*at, b.node.as_ref() == Some(&here.node)))
         .collect();
-    serving.into_iter().map(|((ip, port), local)| BackendPlan { ip, port, local }).collect()
+    listed.into_iter().map(|((ip, port), local)| BackendPlan { ip, port, local }).collect()
 }

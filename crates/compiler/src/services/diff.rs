@@ -118,8 +118,9 @@ pub struct EndedBackend {
     pub backend: (std::net::IpAddr, u16),
 }
 
-/// Backends that served in `old` and do not in `new`: their connections through the service end. A backend that only takes no *new*
-/// connections here (it is ending, or a topology hint or traffic policy speaks for others) is not among them.
+/// Backends that `old` had and `new` has not, and for UDP those that served and do not any more: their connections through the service end. A
+/// backend that only takes no *new* connections here (it is ending or not ready, or a topology hint or traffic policy speaks for others) is
+/// not among them.
 #[must_use]
 pub fn ended_backends(old: &ServicePlan, new: &ServicePlan) -> Vec<EndedBackend> {
     let mut ended = Vec::new();

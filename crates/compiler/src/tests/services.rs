@@ -393,22 +393,49 @@ mod named {
 
     #[test]
     fn ending_backends_serve_when_nothing_is_ready_and_keep_their_connections_until_they_are_gone() {
-        let with = |states: &[BackendState]| {
-            let mut world = world();
-            let backends: Vec<Backend> = states.iter().map(|s| backend("n2", *s)).collect();
-            add(&mut world, service("web", &backends));
-            compiled(&world).plan
-        };
+        let with = |states: &[BackendState]| as_ports(&[Protocol::Tcp], states);
         use BackendState::{NotReady, Ready, Terminating};
         let used = |plan: &NodePlan| front(plan, "10.96.0.1", 80, Scope::Inside).unwrap().0;
-        let (all, ending, gone) =
-            (with(&[Ready, Ready]), with(&[Ready, Terminating]), with(&[Ready, NotReady]));
+        let (all, ending, gone) = (with(&[Ready, Ready]), with(&[Ready, Terminating]), with(&[Ready]));
         assert_eq!((used(&all), used(&ending)), (vec![1, 2], vec![1]));
         assert_eq!(used(&with(&[Terminating, NotReady])), [1]);
         assert_eq!(ended_backends(&all.services, &ending.services), []);
         let ended = ended_backends(&ending.services, &gone.services);
         assert_eq!(ended.iter().map(|e| e.backend).collect::<Vec<_>>(), [(ip("10.1.0.2"), 8080)]);
         assert_eq!(ended_backends(&gone.services, &ServicePlan::default()).len(), 1);
+    }
+
+    /// One service of these ports, all with backends in these states.
+    fn as_ports(protocols: &[Protocol], states: &[BackendState]) -> NodePlan {
+        let mut world = world();
+        let backends: Vec<Backend> = states.iter().map(|s| backend("n2", *s)).collect();
+        let mut web = service("web", &backends);
+        let port = web.ports[0].clone();
+        web.ports = protocols.iter().map(|p| ServicePort { protocol: *p, ..port.clone() }).collect();
+        add(&mut world, web);
+        compiled(&world).plan
+    }
+
+    /// A Pod that drains fails its readiness, and one whose probe fails once comes back: neither is gone.
+    #[test]
+    fn connections_were_cut_when_a_backend_failed_its_readiness() {
+        use BackendState::{NotReady, Ready, Terminating};
+        let with =
+            |states: &[BackendState]| as_ports(&[Protocol::Tcp, Protocol::Udp, Protocol::Sctp], states);
+        let ended = |was: &NodePlan, is: &NodePlan| -> Vec<_> {
+            let ended = ended_backends(&was.services, &is.services);
+            let mut ended: Vec<_> = ended.iter().map(|e| (e.protocol, e.backend.0)).collect();
+            ended.sort_unstable();
+            ended
+        };
+        let (sick, gone) = (with(&[Ready, NotReady]), with(&[Ready]));
+        let second = ip("10.1.0.2");
+        for before in [with(&[Ready, Ready]), with(&[Ready, Terminating])] {
+            assert_eq!(ended(&before, &sick), [(17, second)], "datagrams find another backend");
+            assert_eq!(ended(&before, &gone), [(6, second), (17, second), (132, second)]);
+        }
+        // Whatever it was last, once it is gone its connections are over.
+        assert_eq!(ended(&sick, &gone), [(6, second), (132, second)]);
     }
 
     #[test]
