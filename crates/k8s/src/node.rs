@@ -1,9 +1,10 @@
 //! What a node writes to the API server: its network condition, its start-up taint, and events about Pods.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::client::{Client, ClientError};
 use crate::{Node, ObjectName};

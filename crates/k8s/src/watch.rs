@@ -358,9 +358,13 @@ impl Follower<'_> {
                 "BOOKMARK" => {
                     let Ok(mark) = serde_json::from_str::<BookmarkLine>(event.object.get()) else { continue };
                     let ends = mark.metadata.annotations.contains_key("k8s.io/initial-events-end");
-                    if version.is_some() || ends {
-                        version = Some(mark.metadata.resource_version);
-                    }
+                    version = match version {
+                        // Behind what was seen, from a proxy or a server that lags: going on from there would play old states again, an
+                        // open policy among them.
+                        Some(known) if is_older(&mark.metadata.resource_version, &known) => Some(known),
+                        None if !ends => None,
+                        _ => Some(mark.metadata.resource_version),
+                    };
                     tell(if ends {
                         Happening::Listed(std::mem::take(&mut listing))
                     } else {
@@ -381,6 +385,11 @@ impl Follower<'_> {
             }
         }
     }
+}
+
+/// Versions are numbers in every server that there is; of others nothing is known.
+fn is_older(version: &str, known: &str) -> bool {
+    matches!((version.parse::<u64>(), known.parse::<u64>()), (Ok(a), Ok(b)) if a < b)
 }
 
 /// `read_until`, with a limit.

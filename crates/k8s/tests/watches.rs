@@ -173,6 +173,33 @@ async fn a_forgotten_version_is_listed_again_and_only_what_went_is_gone() {
 }
 
 #[tokio::test]
+async fn a_bookmark_that_is_behind_plays_nothing_again() {
+    let server = shop().await;
+    let mut seen = Seen::start(&server).await;
+    seen.until_pods(&["p1", "p2", "p3", "p4", "p5"]).await;
+    let before = server.version();
+    server.trouble(Pod::PATH, &[Trouble::Bookmark(before)]);
+    server.put(Pod::PATH, pod("p6", "10.1.2.6"));
+    server.remove(Pod::PATH, "shop", "p6");
+    let asked = server.requests(Pod::PATH).len();
+    server.hang_up();
+    server.put(Pod::PATH, pod("p7", "10.1.2.7"));
+    // The watch with the bookmark, and the one after it.
+    seen.until_pods(&["p1", "p2", "p3", "p4", "p5", "p7"]).await;
+    let next = async {
+        loop {
+            if let Some(next) = server.requests(Pod::PATH).get(asked + 1) {
+                return next.clone();
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let next = tokio::time::timeout(Duration::from_secs(20), next).await.expect("the watch goes on");
+    let from = next.split("resourceVersion=").nth(1).and_then(|v| v.split('&').next()).unwrap();
+    assert!(from.parse::<u64>().unwrap() > before, "from version {before} again: {next}");
+}
+
+#[tokio::test]
 async fn error_events_of_any_code_lose_nothing() {
     let server = shop().await;
     let mut seen = Seen::start(&server).await;

@@ -20,6 +20,8 @@ pub(crate) enum Trouble {
     CutAfter(usize),
     /// A watch answers with an ERROR event of this code.
     ErrorEvent(u16),
+    /// A watch says what there is, then a bookmark of this version, and ends.
+    Bookmark(u64),
 }
 
 #[derive(Debug, Default)]
@@ -125,6 +127,11 @@ impl Server {
     /// The next requests for a collection meet these.
     pub(crate) fn trouble(&self, path: &str, list: &[Trouble]) {
         self.state.lock().unwrap().trouble.entry(path.to_owned()).or_default().extend(list.iter().cloned());
+    }
+
+    /// The version of the last change.
+    pub(crate) fn version(&self) -> u64 {
+        self.state.lock().unwrap().version
     }
 
     pub(crate) fn requests(&self, path: &str) -> Vec<String> {
@@ -265,6 +272,11 @@ impl Server {
                 }
             }
             if lines.is_empty() {
+                if let Some(Trouble::Bookmark(version)) = trouble {
+                    let mark = json!({"metadata": {"resourceVersion": version.to_string()}});
+                    chunk(write, &line("BOOKMARK", &mark)).await?;
+                    return write.write_all(b"0\r\n\r\n").await;
+                }
                 tokio::select! {
                     _ = changed.changed() => {}
                     _ = epoch.changed() => return write.write_all(b"0\r\n\r\n").await,
