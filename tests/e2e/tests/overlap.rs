@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use flowloom_api::v1::ConntrackFilter;
+use flowloom_api::v1::{ConntrackFilter, DropFilter, EventFilter, StreamItem};
 use flowloom_netlink::{LinkName, Mac};
 use flowloom_testkit::{
     Capture, EchoServer, Frame, Mode, Outcome, PATIENCE, Packet, Probe, RawSender, TcpFlow, TcpServer,
@@ -110,6 +110,7 @@ fn a_capture_in_red_holds_no_blue_payload_and_the_tables_are_disjoint() -> Resul
         assert!(carries(&frames, mark) > 0, "the capture in {vpc} works");
         assert_eq!(carries(&frames, other), 0, "the capture in {vpc} holds the other tenant's payload");
     }
+    let mut flows = 0;
     for agent in &lab.agents {
         for (i, (vpc, _)) in TENANTS.iter().enumerate() {
             let list = agent
@@ -127,8 +128,29 @@ fn a_capture_in_red_holds_no_blue_payload_and_the_tables_are_disjoint() -> Resul
                     "{vpc} tracks {connection:?}"
                 );
             }
+            // Counters and flows: what each denies is at the port that the other one allows.
+            let (denied, vpc) = (PORTS[1 - i], (*vpc).to_owned());
+            let filter = DropFilter {
+                vpc: Some(vpc.clone()),
+                reason: Some("PolicyIngress".into()),
+                ..DropFilter::default()
+            };
+            let drops = agent.client().drops(&filter)?.drops;
+            assert!(drops.iter().any(|d| d.packets > 0), "{} counts no drop of {vpc}", agent.name);
+            assert!(drops.iter().all(|d| d.vpc.as_ref().is_some_and(|v| v.name == vpc)), "{drops:?}");
+            let filter = EventFilter {
+                vpc: Some(vpc.clone()),
+                reason: Some("PolicyIngress".into()),
+                ..EventFilter::default()
+            };
+            for item in agent.client().events(&filter)? {
+                let StreamItem::Event(event) = item? else { continue };
+                assert!(event.vpc.name == vpc && event.dst_port == denied, "{vpc} is told of {event:?}");
+                flows += 1;
+            }
         }
     }
+    assert!(flows > 0, "no flow was told");
     Ok(())
 }
 

@@ -59,5 +59,13 @@ fn no_socket_gets_a_port_of_services_and_what_was_reserved_before_stays() -> Res
     lab.agents[0].uninstall()?.success()?;
     assert_eq!(reserved(&lab)?, "8080,32760-32770");
     assert_eq!(any_ports(&lab)?, before);
+
+    // A list that the administrator wrote meanwhile is the administrator's, whatever is in it.
+    lab.agents[0].start()?;
+    wait_reserved(&lab, both);
+    let set = "8080,9000,30000-32770";
+    lab.node(0).ns.exec_ok(&["sysctl", "-w", &format!("net.ipv4.ip_local_reserved_ports={set}")])?;
+    lab.agents[0].uninstall()?.success()?;
+    assert_eq!(reserved(&lab)?, set);
     Ok(())
 }

@@ -14,29 +14,27 @@ use crate::core::{Command, Handle};
 /// Between attempts to read credentials, or to write to the node's object.
 const AGAIN: Duration = Duration::from_secs(5);
 
+/// Events that wait while the API server is slow or away; what comes beyond them is left out.
+const EVENTS: usize = 256;
+
 type OwnNode = Option<std::sync::Arc<flowloom_k8s::Node>>;
 
 /// What the core needs to know of the tasks.
 #[derive(Debug)]
 pub(crate) struct Started {
     pub(crate) status: SourceStatus,
-    pub(crate) events: mpsc::UnboundedSender<PodEvent>,
+    pub(crate) events: mpsc::Sender<PodEvent>,
 }
 
 /// Starts the tasks on the current runtime; they end with it.
 pub(crate) fn start(config: &Config, core: &Handle) -> Started {
     let status = SourceStatus::default();
-    let (events, wanted) = mpsc::unbounded_channel();
+    let (events, wanted) = mpsc::channel(EVENTS);
     tokio::spawn(whole(config.clone(), core.clone(), status.clone(), wanted));
     Started { status, events }
 }
 
-async fn whole(
-    config: Config,
-    core: Handle,
-    status: SourceStatus,
-    events: mpsc::UnboundedReceiver<PodEvent>,
-) {
+async fn whole(config: Config, core: Handle, status: SourceStatus, events: mpsc::Receiver<PodEvent>) {
     let options = ClientOptions {
         kubeconfig: Some(config.kubernetes.kubeconfig.clone()).filter(|p| !p.as_os_str().is_empty()),
         qps: config.kubernetes.qps,
@@ -118,7 +116,7 @@ async fn duties(client: Client, config: Config, core: Handle, mut own: watch::Re
     }
 }
 
-async fn send_events(mut recorder: Recorder, mut events: mpsc::UnboundedReceiver<PodEvent>) {
+async fn send_events(mut recorder: Recorder, mut events: mpsc::Receiver<PodEvent>) {
     while let Some(event) = events.recv().await {
         if let Err(e) = recorder.record(&event).await {
             tracing::debug!(pod = %event.pod, error = %e, "an event was not taken");

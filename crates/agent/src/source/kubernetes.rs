@@ -34,7 +34,7 @@ pub(crate) struct KubernetesWorld {
     /// What is wrong with which object.
     pub(crate) faults: Vec<ObjectFault>,
     /// Where events about Pods go.
-    pub(crate) events: Option<mpsc::UnboundedSender<PodEvent>>,
+    pub(crate) events: Option<mpsc::Sender<PodEvent>>,
     nodes: SharedMap<NodeName, Node>,
     subnets: SharedMap<(VpcName, SubnetName), Subnet>,
     endpoints: SharedMap<EndpointKey, Arc<Endpoint>>,
@@ -420,8 +420,8 @@ impl Core {
     pub(crate) fn pod_event(&self, args: &BTreeMap<String, String>, error: &ApiError) {
         let Some(events) = self.kubernetes.as_ref().and_then(|k| k.events.as_ref()) else { return };
         let Some((pod, Some(uid))) = pod_of(args) else { return };
-        // Without the task nobody sends events; then there is no API server either.
-        let _ = events.send(PodEvent {
+        // Without the task nobody sends events; then there is no API server either. One that is slow keeps no heap of them here.
+        let _ = events.try_send(PodEvent {
             pod,
             uid: uid.to_owned(),
             reason: "NetworkNotReady".to_owned(),
