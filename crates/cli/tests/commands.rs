@@ -105,6 +105,15 @@ fn answers(r: &fake_agent::Request) -> Reply {
             json!({"endpoints": [endpoint("red", "web-1", "10.0.0.5"), endpoint("blue", "web-1", "10.0.0.5")]}),
         ),
         "/v1/endpoints/red/web-1" => ok(endpoint("red", "web-1", "10.0.0.5")),
+        "/v1/kubernetes" => ok(json!({
+            "enabled": true, "server": "https://192.0.2.9:6443/", "synced": false, "local_pods": 4, "updates": 12, "applied_us": 900,
+            "kinds": [
+                {"kind": "Pod", "listed": true, "objects": 40, "refused": 1, "heard_ms": null, "changed_ms": null, "lists": 2, "failures": 3, "error": ""},
+                {"kind": "Node", "listed": false, "objects": 0, "refused": 0, "heard_ms": null, "changed_ms": null, "lists": 0, "failures": 7, "error": "the server answered 403"},
+                {"kind": "ServiceCIDR", "listed": false, "objects": 0, "refused": 0, "heard_ms": null, "changed_ms": null, "lists": 0, "failures": 0, "error": "404", "optional": true},
+            ],
+            "faults": [{"kind": "Pod", "name": "shop/bad", "reason": "Refused", "message": "metadata.labels: invalid type"}],
+        })),
         "/v1/ipam" => ok(json!({"pools": [
             {"vpc": "red", "subnet": "web", "cidr": "10.0.0.0/24", "gateway": "10.0.0.1", "allocates": true, "capacity": 253, "available": 252, "used": [
                 {"address": "10.0.0.5", "endpoint": "red/web-1", "attachment": "c1/eth0", "cooling_ms": null},
@@ -289,6 +298,34 @@ default/shop.front on node n1, zone east
     let agent = agent();
     let ran = flowloom(&agent.socket(), "service get red/web --vpc blue");
     assert_eq!(ran.code, 2, "{}", ran.err);
+}
+
+#[test]
+fn what_is_watched_of_kubernetes_and_which_objects_are_refused_and_why() {
+    let (out, request) = asked("k8s status");
+    assert_eq!(request.path, "/v1/kubernetes");
+    let rows: Vec<_> = out.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    for row in [
+        "server: https://192.0.2.9:6443/",
+        "first lists: waiting",
+        "pods here: 4",
+        "Pod 40 1 never never watching",
+        "Node 0 0 never never the server answered 403",
+        "ServiceCIDR 0 0 never never not shown",
+        "Pod shop/bad Refused metadata.labels: invalid type",
+    ] {
+        assert!(rows.iter().any(|r| r == row), "{row} is not in\n{out}");
+    }
+    let shown: Value = serde_json::from_str(&asked("k8s status -o json").0).unwrap();
+    assert_eq!(shown["faults"][0]["name"], "shop/bad");
+    // An agent that asks no API server says so, and how to change it.
+    let agent = FakeAgent::start(|_| {
+        ok(
+            json!({"enabled": false, "server": "", "synced": false, "kinds": [], "faults": [], "local_pods": 0}),
+        )
+    });
+    let ran = flowloom(&agent.socket(), "k8s status");
+    assert!(ran.code == 1 && ran.err.contains("kubernetes.enabled"), "{} {}", ran.code, ran.err);
 }
 
 #[test]
