@@ -35,6 +35,7 @@ const PROGRAMS: &[Program] = &[
     program("kubernetes", "kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy"),
     program("kubernetes", "kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     program("kubernetes", "cnitool", "github.com/containernetworking/cni/cnitool"),
+    program("cni", "cni-gc", "flowloom.invalid/lab/cni"),
     for_suites(program("kubernetes", "ginkgo", "github.com/onsi/ginkgo/v2/ginkgo")),
     Program { test: true, ..for_suites(program("kubernetes", "e2e.test", "k8s.io/kubernetes/test/e2e")) },
     for_suites(program("kubernetes", "agnhost", "k8s.io/kubernetes/test/images/agnhost")),

@@ -21,6 +21,17 @@ fn tool(node: &Node<'_>, verb: &str, pod: &str) -> Result<Output> {
     node.exec(&["env", paths[0], paths[1], &args, &tool, verb, "flowloom", &netns])
 }
 
+/// A runtime's GC with the attachments of these Pods as valid, and no memory of any.
+fn collect(node: &Node<'_>, valid: &[&str]) -> Result<Output> {
+    let program = programs().join("cni-gc").display().to_string();
+    let namespaces: Vec<_> = valid.iter().map(|pod| format!("/run/netns/{pod}")).collect();
+    let memory = node.dir().join("no-memory").display().to_string();
+    let paths = ["CNI_PATH=/opt/cni/bin", "NETCONFPATH=/etc/cni/net.d"];
+    let mut argv = vec!["env", paths[0], paths[1], &program, "flowloom", &memory];
+    argv.extend(namespaces.iter().map(String::as_str));
+    node.exec(&argv)
+}
+
 fn add(node: &Node<'_>, pod: &str) -> String {
     node.exec_ok(&["ip", "netns", "add", pod]).unwrap();
     let result: Value =
@@ -113,7 +124,25 @@ fn the_library_of_runtimes_adds_checks_asks_and_collects() {
     eventually(PATIENCE, || first.exec_ok(&ping));
     assert_eq!(links(&first).unwrap().len(), 2);
 
-    // It names nobody as valid: the library deletes what it remembers.
+    // A runtime names what it has. With a memory of its own the library deletes nothing: what goes, the agent took for stale by the list.
+    let named = collect(&first, &["web", "client"]).unwrap();
+    assert!(named.success().is_ok() && links(&first).unwrap().len() == 2, "both are valid");
+    collect(&first, &["web"]).unwrap().success().unwrap();
+    eventually(PATIENCE, || {
+        let left = links(&first)?;
+        ensure!(left.len() == 1, "{left:?}");
+        Ok(())
+    });
+    tool(&first, "check", "web").unwrap().success().unwrap();
+    assert!(!tool(&first, "check", "client").unwrap().status.success(), "client's attachment is gone");
+    // The runtime still remembers it: a DEL of what was collected is no error, and a new life gets an address.
+    tool(&first, "del", "client").unwrap().success().unwrap();
+    first.exec_ok(&["ip", "netns", "del", "client"]).unwrap();
+    add(&first, "client");
+    eventually(PATIENCE, || first.exec_ok(&ping));
+    assert_eq!(links(&first).unwrap().len(), 2);
+
+    // The tool names nobody as valid: the library deletes what it remembers.
     let collected = tool(&first, "gc", "none").unwrap().success().unwrap();
     assert!(collected.stderr.contains(COLLECTS), "{}", collected.stderr);
     eventually(PATIENCE, || {
