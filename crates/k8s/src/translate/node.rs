@@ -157,12 +157,14 @@ impl Translator {
                 .filter_map(|n| taken.ranges.get_key_value(&n))
                 .chain(taken.ranges.iter().filter(|(n, _)| net.contains(*n) && *n != net))
                 .flat_map(|(n, names)| names.iter().map(move |other| (n, *other)));
-            // The elder keeps it.
-            let elder = |other: &ObjectName| {
-                let born = |n: &ObjectName| self.nodes.object(n).map(|o| o.created.clone());
-                (born(other), other) < (born(name), name)
+            // Who uses it keeps it, then the elder.
+            let rank = |n: &ObjectName| {
+                let object = self.nodes.object(n);
+                let used = object.is_some_and(|o| self.accepted.get(n) == Some(&o.pod_cidrs));
+                (!used, object.map(|o| o.created.clone()), n.clone())
             };
-            if let Some((range, other)) = rivals.find(|(_, other)| *other != name && elder(other)) {
+            let own = rank(name);
+            if let Some((range, other)) = rivals.find(|(_, other)| *other != name && rank(other) < own) {
                 return conflict(format!("its pod CIDR {net} overlaps {range} of node {other}"));
             }
         }
