@@ -7,7 +7,11 @@ use std::time::Duration;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde::de::DeserializeOwned;
 use tokio::sync::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
+
+/// An answer begins by then, or the connection is as good as dead: a server ends what it works at after 60 s (`--request-timeout`). Whoever
+/// waits longer is heard by nobody, since something between may have taken the request and lost the server.
+const ANSWER: Duration = Duration::from_secs(75);
 
 /// How to reach the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -184,7 +188,7 @@ impl Client {
         request: http::Request<Vec<u8>>,
     ) -> Result<T, ClientError> {
         self.admit().await;
-        Ok(self.inner.request(request).await?)
+        answered(self.inner.request(request)).await
     }
 
     /// One request, the answer's text as it comes.
@@ -197,7 +201,7 @@ impl Client {
             .header(http::header::ACCEPT, "application/json")
             .body(Vec::new())
             .map_err(|e| ClientError::Transport(e.to_string()))?;
-        let body = self.inner.request_stream(request).await?;
+        let body = answered(self.inner.request_stream(request)).await?;
         Ok(Box::pin(body))
     }
 
@@ -206,6 +210,14 @@ impl Client {
         self.admit().await;
         let request =
             http::Request::get(path).body(Vec::new()).map_err(|e| ClientError::Transport(e.to_string()))?;
-        Ok(self.inner.request_text(request).await?)
+        answered(self.inner.request_text(request)).await
+    }
+}
+
+/// An answer in time. The connection of one that does not come is not used again.
+async fn answered<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, ClientError> {
+    match timeout(ANSWER, request).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(ClientError::Transport(format!("no answer within {} s", ANSWER.as_secs()))),
     }
 }
