@@ -1,5 +1,4 @@
 //! Events about Pods: one per Pod and reason, with a count, and not more than anybody reads.
-#![expect(clippy::unwrap_used, reason = "helpers of tests, outside test functions")]
 
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ fn recorder(server: &ApiServer) -> Recorder {
 
 fn event(pod: usize, message: &str) -> PodEvent {
     PodEvent {
-        pod: ObjectName::new("shop", &format!("web-{pod}")),
+        pod: ObjectName::new("shop", format!("web-{pod}")),
         uid: format!("uid-{pod}"),
         reason: "NetworkNotReady".into(),
         message: message.into(),

@@ -1,9 +1,12 @@
 //! Something between here and the API server takes requests and answers none (a balancer whose server is gone): nobody waits for ever.
-#![expect(clippy::unwrap_used, reason = "helpers of tests, outside test functions")]
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use flowloom_k8s::{Client, Happening, ObjectName, Pod, PodEvent, Recorder, Selection, follow};
+use flowloom_k8s::{
+    Client, Happening, ObjectName, Options, Pod, PodEvent, Recorder, Selection, SourceStatus, Translator,
+    follow, run,
+};
 use flowloom_testkit::api_server::{ApiServer, Asked, Trouble};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -75,4 +78,48 @@ async fn an_event_that_nobody_answers_holds_up_no_other() {
     assert!(lost.unwrap_err().to_string().contains("no answer within"));
     timeout(LONG, recorder.record(&event("two"))).await.unwrap().unwrap();
     assert_eq!(server.objects("/api/v1/events").len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_takes_its_time_is_waited_for_and_loses_nothing() {
+    let server = ApiServer::new();
+    server.trouble(|_| Some(Trouble::Slow(Duration::from_secs(50))));
+    server.put("/api/v1/namespaces", json!({"metadata": {"name": "shop"}}));
+    server.put(
+        "/api/v1/nodes",
+        json!({"metadata": {"name": "n2"}, "spec": {"podCIDRs": ["10.1.2.0/24"]},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.2"}]}}),
+    );
+    let pods = "/api/v1/namespaces/shop/pods";
+    let pod = |n: u8| {
+        json!({"metadata": {"name": format!("p{n}"), "namespace": "shop", "uid": format!("p{n}")}, "spec": {"nodeName": "n2"},
+            "status": {"phase": "Running", "podIPs": [{"ip": format!("10.1.2.{n}")}]}})
+    };
+    (1..=3).for_each(|n| server.put(pods, pod(n)));
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let status = SourceStatus::default();
+    let translator = Translator::new(Options { node: "n1".parse().unwrap() }).unwrap();
+    tokio::spawn(run(client(&server), translator, status.clone(), move |update| tell.send(update).is_ok()));
+    let (mut there, mut gone) = (BTreeSet::new(), BTreeSet::new());
+    let mut until = async |wanted: &[&str]| {
+        while there != wanted.iter().map(|p| format!("shop.{p}")).collect() {
+            let update = timeout(LONG, told.recv()).await.expect("it goes on").unwrap();
+            for (key, endpoint) in update.delta.endpoints {
+                let name = key.name.to_string();
+                if endpoint.is_some() {
+                    there.insert(name);
+                } else if there.remove(&name) {
+                    gone.insert(name);
+                }
+            }
+        }
+        gone.clone()
+    };
+    assert_eq!(until(&["p1", "p2", "p3"]).await, BTreeSet::new());
+    // While no watch is open: one comes, one goes.
+    server.end_watches();
+    server.put(pods, pod(4));
+    assert!(server.delete("/api/v1/namespaces/shop/pods/p1"));
+    assert_eq!(until(&["p2", "p3", "p4"]).await, BTreeSet::from(["shop.p1".to_owned()]));
+    assert_eq!(status.kinds()["Pod"].failures, 0, "slow is no failure");
 }
