@@ -86,8 +86,11 @@ pub struct CtEntry {
     pub nat_addr: Addr,
     /// Port it meant, big endian.
     pub nat_port: [u8; 2],
+    /// 1 for a direction, original then reply, whose packets the tunnel's device takes out of the tunnel, never an uplink. Bytes of their own:
+    /// a flag's would be written by both directions at once.
+    pub by_device: [u8; 2],
     /// Zero.
-    pub pad2: [u8; 6],
+    pub pad2: [u8; 4],
 }
 crate::assert_layout!(CtEntry, 144);
 

@@ -371,6 +371,8 @@ pub mod config_flags {
     pub const FORWARD_STACK: u32 = 1;
     /// Emit a verdict event for every new connection, not only logged ones.
     pub const VERDICT_EVENTS: u32 = 2;
+    /// `tunnel_receive: uplink`: packets of open connections leave the tunnel where they arrive.
+    pub const RECEIVE_AT_UPLINK: u32 = 4;
 }
 
 /// Value of `traffic` (per CPU): index 0 packets, index 1 bytes.

@@ -43,7 +43,8 @@ pub struct CtCell {
     rev_nat: Cell<u32>,
     nat_addr: Cell<Addr>,
     nat_port: Cell<[u8; 2]>,
-    pad2: [u8; 6],
+    by_device: [Cell<u8>; 2],
+    pad2: [u8; 4],
 }
 
 const _: () = assert!(size_of::<DecisionCell>() == size_of::<CtDecision>());
@@ -140,6 +141,8 @@ impl CtCell {
         self.rev_nat.set(e.rev_nat);
         self.nat_addr.set(e.nat_addr);
         self.nat_port.set(e.nat_port);
+        self.by_device[0].set(e.by_device[0]);
+        self.by_device[1].set(e.by_device[1]);
     }
 
     /// Copies the entry out.
@@ -161,6 +164,7 @@ impl CtCell {
         e.rev_nat = self.rev_nat.get();
         e.nat_addr = self.nat_addr.get();
         e.nat_port = self.nat_port.get();
+        e.by_device = [self.by_device[0].get(), self.by_device[1].get()];
     }
 
     /// The entry as a value.
@@ -222,6 +226,18 @@ impl CtCell {
     #[inline(always)]
     pub fn has_moved(&self) -> bool {
         self.flags.get() & ct_flags::MOVED != 0
+    }
+
+    /// Whether a direction (0 original, 1 reply) is received by the tunnel's device only.
+    #[inline(always)]
+    pub(crate) fn is_by_device(&self, direction: u8) -> bool {
+        self.by_device[usize::from(direction & 1)].get() != 0
+    }
+
+    /// From now on it is.
+    #[inline(always)]
+    pub(crate) fn set_by_device(&self, direction: u8) {
+        self.by_device[usize::from(direction & 1)].set(1);
     }
 
     #[inline(always)]

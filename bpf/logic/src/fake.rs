@@ -45,6 +45,8 @@ pub struct Bytes {
     pub tagged: bool,
     /// Offset of a transport checksum that is still to be filled in.
     pub pending: Option<u32>,
+    /// Meant for another by the link.
+    pub for_another: bool,
     /// Declared as for this host.
     pub for_this_host: bool,
     /// Tunnel it came through.
@@ -177,6 +179,22 @@ impl Frame for &FakeFrame {
         b.data.splice(14..14, std::iter::repeat_n(0, bytes as usize));
         b.pending = b.pending.map(|at| at + bytes);
         true
+    }
+
+    fn unwrap(self, bytes: u32, v4: bool) -> bool {
+        let mut b = self.0.borrow_mut();
+        let end = 14 + bytes as usize;
+        if b.gso_size > 0 || b.data.len() < end + if v4 { 20 } else { 40 } {
+            return false;
+        }
+        b.data.drain(14..end);
+        b.data[12..14].copy_from_slice(if v4 { &[0x08, 0x00] } else { &[0x86, 0xdd] });
+        b.pending = b.pending.map(|at| at - bytes);
+        true
+    }
+
+    fn is_for_this_host(self) -> bool {
+        !self.0.borrow().for_another
     }
 
     fn for_this_host(self) {

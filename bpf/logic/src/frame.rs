@@ -66,6 +66,10 @@ pub trait Frame: Copy {
     fn resize(self, len: u32) -> bool;
     /// Makes room between the Ethernet and the IP header.
     fn insert_l3(self, bytes: u32) -> bool;
+    /// Takes bytes off between the Ethernet header and an IP header of this family: a packet that is not segmented, over IPv4.
+    fn unwrap(self, bytes: u32, v4: bool) -> bool;
+    /// Whether the link meant the packet for the receiving device.
+    fn is_for_this_host(self) -> bool;
     /// Declares the packet as meant for the receiving device.
     fn for_this_host(self);
     /// The tunnel it came through.

@@ -10,7 +10,7 @@ use crate::guard::{self, Kind};
 use crate::packet::{Packet, flag, to};
 use crate::parse::{self, ARP, IPV4, IPV6};
 use crate::tables::Tables;
-use crate::{Step, answer, bail, go, nat, neighbour, report, route, track};
+use crate::{Step, answer, bail, go, nat, neighbour, receive, report, route, track};
 
 /// TCX ingress of an endpoint's host-side device: everything that a workload sends.
 #[inline(always)]
@@ -85,7 +85,7 @@ fn sender<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
 
 /// The VPC's record, or the reason that it is missing. Its generation is read before anything that it covers.
 #[inline(always)]
-fn network<T: Tables>(t: T, p: &mut Packet, vpc: u32, missing: DropReason) -> Step {
+pub(crate) fn network<T: Tables>(t: T, p: &mut Packet, vpc: u32, missing: DropReason) -> Step {
     let Some(record) = t.vpc(vpc) else { return Step::drop(missing) };
     p.vpc = vpc;
     p.generation = t.once(&record.generation);
@@ -218,6 +218,10 @@ fn tunnelled<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     go!(outside(f, t, p));
     go!(unwrapped(f, p));
     if let Some(open) = track::carried(t, p) {
+        // What follows at the uplink must not overtake it.
+        if f.gso_size() > 0 {
+            track::by_device(t, p, open);
+        }
         go!(track::follow(f, t, p, open));
         return route::forward(f, t, p);
     }
@@ -364,8 +368,16 @@ pub fn from_uplink<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Verdict {
 fn arrived<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet) -> Step {
     p.verdict = Verdict::PASS.0;
     // What other nodes send through the tunnel is judged where it leaves it.
-    if t.config().is_some_and(|c| parse::is_tunnel(f, p, c)) {
-        return Step::DONE;
+    let Some(config) = t.config() else { return Step::DONE };
+    if parse::is_tunnel(f, p, config) {
+        // But for packets of open connections, where that is asked for.
+        if config.flags & config_flags::RECEIVE_AT_UPLINK == 0 || p.ethertype != IPV4 {
+            return Step::DONE;
+        }
+        let Some(open) = receive::opened(f, t, p, config.overlay_ifindex) else { return Step::DONE };
+        go!(unwrapped(f, p));
+        go!(track::follow(f, t, p, open));
+        return route::forward(f, t, p);
     }
     // What is not for a local endpoint is the host's own affair, however odd it looks.
     if parse::link(f, p) != Step::GO || (p.ethertype != IPV4 && p.ethertype != IPV6) {

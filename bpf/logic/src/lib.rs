@@ -19,6 +19,7 @@ mod neighbour;
 mod packet;
 mod parse;
 mod policy;
+mod receive;
 mod report;
 mod route;
 mod service;

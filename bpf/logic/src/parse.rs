@@ -66,12 +66,13 @@ fn link_here<F: Frame>(f: F, p: &mut Packet) -> Step {
 /// Whether the packet is the outside of a tunnel's packet for this node, by one look at it. A false "no" only costs time.
 #[inline(never)]
 pub(crate) fn is_tunnel<F: Frame>(f: F, p: &mut Packet, c: &NodeConfig) -> bool {
-    // From the ethertype to the ports of a plain IPv4 packet.
-    let b = p.buf.first::<26>();
+    // From the ethertype to what a plain IPv4 packet carries behind the VXLAN header.
+    let b = p.buf.first::<38>();
     if !f.load(12, b) || f.tagged() {
         return false;
     }
-    if [b[0], b[1]] == IPV4 {
+    p.ethertype = [b[0], b[1]];
+    if p.ethertype == IPV4 {
         return b[2] == 0x45
             && b[8] & 0x3f == 0
             && b[9] == 0
@@ -79,7 +80,7 @@ pub(crate) fn is_tunnel<F: Frame>(f: F, p: &mut Packet, c: &NodeConfig) -> bool 
             && [b[24], b[25]] == c.tunnel_port
             && Addr::v4([b[18], b[19], b[20], b[21]]) == c.node4;
     }
-    if [b[0], b[1]] != IPV6 {
+    if p.ethertype != IPV6 {
         return false;
     }
     // From the next header to the ports.

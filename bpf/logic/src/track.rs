@@ -70,6 +70,26 @@ pub(crate) fn carried<T: Tables>(t: T, p: &mut Packet) -> Option<&'static CtCell
     Some(e)
 }
 
+/// The packet's direction: 0 original, 1 reply.
+#[inline(always)]
+fn way(p: &Packet, e: &CtCell) -> u8 {
+    u8::from((e.flags() & ct_flags::ORIG_IS_LO != 0) != p.has(flag::SRC_IS_LO))
+}
+
+/// Whether the packet's direction of the connection that [`carried`] found is received by the tunnel's device.
+#[inline(always)]
+pub(crate) fn is_by_device(p: &Packet, e: &CtCell) -> bool {
+    e.is_by_device(way(p, e))
+}
+
+/// From now on it is.
+#[inline(always)]
+pub(crate) fn by_device<T: Tables>(t: T, p: &Packet, e: &CtCell) {
+    if !t.dry() && !is_by_device(p, e) {
+        e.set_by_device(way(p, e));
+    }
+}
+
 /// Judges the packet by the connection that [`carried`] found.
 #[inline(never)]
 pub(crate) fn follow<F: Frame, T: Tables>(f: F, t: T, p: &mut Packet, e: &CtCell) -> Step {

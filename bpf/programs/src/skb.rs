@@ -15,6 +15,9 @@ use flowloom_bpf_logic::{Frame, MAX_SUMMED, TunnelKey, Verdict, fold};
 const PACKET_HOST: u32 = 0;
 /// `BPF_ADJ_ROOM_MAC`: between link and network layer.
 const ROOM_MAC: u32 = 1;
+/// `BPF_F_ADJ_ROOM_DECAP_L3_IPV4` and `_IPV6`: what is there afterwards.
+const DECAP_L3_IPV4: u64 = 1 << 7;
+const DECAP_L3_IPV6: u64 = 1 << 8;
 /// `BPF_F_IPV6` of `bpf_l4_csum_replace`.
 const F_IPV6: u64 = 1 << 7;
 /// `struct bpf_tunnel_key`: id, remote, tos and ttl, label, local.
@@ -212,6 +215,25 @@ impl Frame for Skb {
     fn insert_l3(self, bytes: u32) -> bool {
         // SAFETY: the helper checks the length.
         unsafe { bpf::bpf_skb_adjust_room(self.0, bytes as i32, ROOM_MAC, 0) == 0 }
+    }
+
+    #[inline(always)]
+    fn unwrap(self, bytes: u32, v4: bool) -> bool {
+        let family = if v4 { DECAP_L3_IPV4 } else { DECAP_L3_IPV6 };
+        // A sum that the device made over the packet loses what goes; a checksum that it has found right stands for the outer datagram, one that
+        // it is still to fill in lies further in.
+        // SAFETY: the helper checks the length.
+        let done = unsafe { bpf::bpf_skb_adjust_room(self.0, -(bytes as i32), ROOM_MAC, family) == 0 };
+        if done && !v4 {
+            // The Ethernet header is the outer one's. Where this is refused, what follows finds no header of IPv4 and drops the packet.
+            self.store(12, &[0x86, 0xdd]);
+        }
+        done
+    }
+
+    #[inline(always)]
+    fn is_for_this_host(self) -> bool {
+        field!(self.pkt_type) == PACKET_HOST
     }
 
     #[inline(always)]

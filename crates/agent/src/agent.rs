@@ -8,7 +8,7 @@ use flowloom_datapath::{Config as DatapathConfig, Datapath};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::config::{Config, Forwarding};
+use crate::config::{Config, Forwarding, Receive};
 use crate::core::{Command, Core, Line, Outside};
 use crate::events::EventLog;
 use crate::plane::Kernel;
@@ -29,6 +29,10 @@ fn datapath_config(config: &Config) -> DatapathConfig {
             Forwarding::Stack => flowloom_datapath::Forwarding::Stack,
         },
         tunnel_port: config.tunnel_port,
+        receive: match config.tunnel_receive {
+            Receive::Device => flowloom_datapath::Receive::Device,
+            Receive::Uplink => flowloom_datapath::Receive::Uplink,
+        },
         conntrack_entries: config.conntrack.entries,
         conntrack_new_entries: config.conntrack.new_entries,
         event_bytes: None,

@@ -50,6 +50,9 @@ pub struct Config {
     /// UDP port of the tunnel.
     #[serde(default = "defaults::tunnel_port")]
     pub tunnel_port: u16,
+    /// Who takes packets of open connections out of their tunnel.
+    #[serde(default)]
+    pub tunnel_receive: Receive,
     /// Name of the tunnel's device.
     #[serde(default = "defaults::overlay_device")]
     pub overlay_device: String,
@@ -148,6 +151,17 @@ impl Kubernetes {
             parse("kubernetes.proxy_mode_address", &self.proxy_mode_address)?,
         ])
     }
+}
+
+/// Who takes packets of open connections out of their tunnel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Receive {
+    /// The host's stack, by the tunnel's device.
+    #[default]
+    Device,
+    /// The programs, where they arrive.
+    Uplink,
 }
 
 /// Who forwards.
@@ -376,6 +390,7 @@ impl Config {
             routes: Routes::default(),
             uplinks: Vec::new(),
             tunnel_port: defaults::tunnel_port(),
+            tunnel_receive: Receive::default(),
             overlay_device: defaults::overlay_device(),
             mtu: 0,
             masquerade: Masquerade::default(),

@@ -15,6 +15,16 @@ pub enum Forwarding {
     Stack,
 }
 
+/// Who takes packets of open connections out of their tunnel. All others are the tunnel's device's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Receive {
+    /// The stack, by the tunnel's device (default).
+    #[default]
+    Device,
+    /// The programs, where they arrive; nothing of the stack sees their outside.
+    Uplink,
+}
+
 /// Fixed for the life of a [`crate::Datapath`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
@@ -24,6 +34,8 @@ pub struct Config {
     pub forwarding: Forwarding,
     /// UDP port of the tunnel.
     pub tunnel_port: u16,
+    /// Who takes packets of open connections out of their tunnel; with [`Forwarding::Stack`] the device always does.
+    pub receive: Receive,
     /// Established connections (preallocated). A pinned map of another size is refused.
     pub conntrack_entries: u32,
     /// Half-open connections; translations of sockets and packets, and clients with affinity, have room for twice as many each.
@@ -46,6 +58,7 @@ impl Default for Config {
             pin_root: PathBuf::from("/sys/fs/bpf/flowloom"),
             forwarding: Forwarding::Ebpf,
             tunnel_port: 4789,
+            receive: Receive::Device,
             conntrack_entries: abi::MAX_CONNTRACK,
             conntrack_new_entries: abi::MAX_CONNTRACK_NEW,
             service_entries: abi::MAX_SERVICES,
@@ -86,6 +99,9 @@ impl Config {
         }
         if self.verdict_events {
             flags |= abi::config_flags::VERDICT_EVENTS;
+        }
+        if self.receive == Receive::Uplink && self.forwarding == Forwarding::Ebpf {
+            flags |= abi::config_flags::RECEIVE_AT_UPLINK;
         }
         abi::NodeConfig {
             flags,

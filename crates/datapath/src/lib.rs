@@ -29,7 +29,7 @@ pub mod trace;
 mod view;
 
 pub use apply::{ApplyReport, Devices, Failure, Object};
-pub use config::{Config, Forwarding, NodeSettings};
+pub use config::{Config, Forwarding, NodeSettings, Receive};
 pub use conntrack::{ConntrackRow, CtFilter, Named, SweepReport};
 pub use datapath::{Datapath, Opened, uninstall};
 pub use device::{Delivery, DeviceInfo};

@@ -7,6 +7,7 @@ mod neighbours;
 mod noise;
 mod overlay;
 mod policies;
+mod receive;
 mod routes;
 mod service_errors;
 mod services;

@@ -185,8 +185,9 @@ fn what_the_tunnel_carries_is_judged_where_it_leaves_it() {
     t.set_config(NodeConfig { node4: addr(node4), node6: addr(node6), ..config });
     let other: IpAddr = "fd99::c".parse().expect("address");
     for (s, d) in [([198, 51, 100, 12].into(), node4), (other, node6)] {
-        let data =
-            |d: IpAddr, port: u16| frame(REMOTE, &in_ip(s, d, 17, 64, &udp((s, 1), (d, port), b"inner")));
+        let data = |d: IpAddr, port: u16| {
+            frame(REMOTE, &in_ip(s, d, 17, 64, &udp((s, 1), (d, port), b"inner frame")))
+        };
         let looked = |data: Vec<u8>| {
             let before = t.asked.get();
             arrived(&t, data).to_stack();
