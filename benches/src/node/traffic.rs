@@ -66,15 +66,21 @@ pub(super) fn same_node(effort: Effort) -> Result<Vec<Measure>> {
     forwarding("node: same node, 100 rules", &contenders, effort)
 }
 
-/// A workload on each of two nodes.
+/// A workload on each of two nodes; then with packets of open connections taken out of the tunnel where they arrive.
 pub(super) fn across_nodes(effort: Effort) -> Result<Vec<Measure>> {
-    let lab = Lab::builder().nodes(2).start()?;
-    lab.apply(&document(&lab, "n2", 100))?;
-    let (client, server) = (lab.workload("red/client")?, lab.workload("red/server")?);
     let vxlan = peers::vxlan()?;
-    let contenders = [
-        Contender::new("flowloom", &client.netns, &server.netns, server.ip(4)?),
-        Contender::new("kernel VXLAN and bridge, no policy", &vxlan.client, &vxlan.server, vxlan.address),
-    ];
-    forwarding("node: across nodes, 100 rules", &contenders, effort)
+    let peer =
+        Contender::new("kernel VXLAN and bridge, no policy", &vxlan.client, &vxlan.server, vxlan.address);
+    let mut measures = Vec::new();
+    for (label, receive) in [
+        ("node: across nodes, 100 rules", "device"),
+        ("node: across nodes, 100 rules, tunnel_receive: uplink", "uplink"),
+    ] {
+        let lab = Lab::builder().nodes(2).config(&format!("tunnel_receive: {receive}")).start()?;
+        lab.apply(&document(&lab, "n2", 100))?;
+        let (client, server) = (lab.workload("red/client")?, lab.workload("red/server")?);
+        let ours = Contender::new("flowloom", &client.netns, &server.netns, server.ip(4)?);
+        measures.extend(forwarding(label, &[ours, peer], effort)?);
+    }
+    Ok(measures)
 }
