@@ -109,6 +109,19 @@ impl Options {
         Self { cni: Cni::Flowloom, proxy: Proxy::None, ..self }
     }
 
+    /// One node of a test's, IPv4, with the programs of `bin_dir`; nobody runs its Pods: they are objects, and a test wires them itself.
+    #[must_use]
+    pub fn objects_for_test(letter: char, bin_dir: PathBuf) -> Self {
+        Self {
+            name: format!("{letter}{}", std::process::id()),
+            bin_dir,
+            nodes: 1,
+            families: Families::Ipv4,
+            objects_only: true,
+            ..Self::for_test().flowloom()
+        }
+    }
+
     /// Refuses what cannot work before anything is made.
     ///
     /// # Errors

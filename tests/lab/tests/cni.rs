@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use flowloom_lab::{Families, Lab, Node, Options, node, own_bin_dir, programs};
+use flowloom_lab::{Lab, Node, Options, node, own_bin_dir, programs};
 use flowloom_testkit::{Output, eventually};
 use serde_json::{Value, json};
 
@@ -77,15 +77,7 @@ fn links(node: &Node<'_>) -> Result<BTreeSet<String>> {
 #[test]
 fn the_library_of_runtimes_adds_checks_asks_and_collects() {
     let bin_dir = Path::new(env!("CARGO_BIN_EXE_flowloom-lab")).parent().unwrap().to_path_buf();
-    let lab = Lab::up(Options {
-        name: format!("c{}", std::process::id()),
-        bin_dir,
-        nodes: 1,
-        families: Families::Ipv4,
-        objects_only: true,
-        ..Options::for_test().flowloom()
-    })
-    .unwrap();
+    let lab = Lab::up(Options::objects_for_test('c', bin_dir)).unwrap();
     let pod = |name: &str| {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
                "spec": {"nodeName": "n1", "containers": [{"name": "main", "image": "none"}]}})

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use flowloom_lab::{Families, Lab, Options};
+use flowloom_lab::{Lab, Options};
 use flowloom_testkit::eventually;
 use serde_json::{Value, json};
 
@@ -18,15 +18,7 @@ fn slice(name: &str) -> Value {
 #[test]
 fn the_api_server_runs_the_rules_of_the_slices_definition() {
     let bin_dir = Path::new(env!("CARGO_BIN_EXE_flowloom-lab")).parent().unwrap().to_path_buf();
-    let lab = Lab::up(Options {
-        name: format!("d{}", std::process::id()),
-        bin_dir,
-        nodes: 1,
-        families: Families::Ipv4,
-        objects_only: true,
-        ..Options::for_test().flowloom()
-    })
-    .unwrap();
+    let lab = Lab::up(Options::objects_for_test('d', bin_dir)).unwrap();
     // The server learns the kind in its own time.
     eventually(PATIENCE, || lab.kubectl_input(&["create", "-f", "-"], &slice("good").to_string()));
 
